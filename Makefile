@@ -107,7 +107,7 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy
 
 clean: ## remove what make and the tools made
-	rm -rf .venv build dist specsim.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist specsim_llm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

@@ -126,8 +126,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for word, what in (
         ("is not in the cache", "a release in the cache"),
         ("CUDA", "a GPU"),
-        ("specsim[grammar]", "a grammar library (pip install 'specsim[grammar]')"),
-        ("specsim[browser]", "a browser (pip install 'specsim[browser]', apt-get install chromium)"),
+        ("specsim-llm[grammar]", "a grammar library (pip install 'specsim-llm[grammar]')"),
+        ("specsim-llm[browser]", "a browser (pip install 'specsim-llm[browser]', apt-get install chromium)"),
     ):
         count = sum(word in reason for reason in skipped)
         if count:

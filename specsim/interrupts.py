@@ -95,6 +95,23 @@ def told(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
+def termination_asks() -> Iterator[None]:
+    """SIGTERM, by which `timeout` and batch systems end a program, is an interrupt from the keyboard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(_number: int, _frame: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def gentle() -> Iterator[None]:
     """The first interrupt asks, the second one is a KeyboardInterrupt. Afterwards this process was not interrupted."""
     global _asked

@@ -29,7 +29,7 @@ from specsim.engine.accounting import Accounting, Memory, ModelAccounting
 from specsim.engine.event_log import Run
 from specsim.engine.features import FEATURES
 from specsim.engine.workload import Scenario, draw_scenario
-from specsim.errors import UsageError
+from specsim.errors import UsageError, no_such
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -72,7 +72,7 @@ def cases(operation: str | Op) -> SearchStrategy[Case]:
     """
     op = OPS.get(operation) if isinstance(operation, str) else operation
     if op is None:
-        raise UsageError(f"there is no operation {operation!r}", f"specsim has {', '.join(sorted(OPS))}")
+        raise no_such("operation", str(operation), sorted(OPS))
     return chosen(op.generate).map(lambda drawn: drawn[0])
 
 

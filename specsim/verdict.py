@@ -30,6 +30,21 @@ class Severity(enum.StrEnum):
     METRIC = "metric"
     BY_DESIGN = "by-design"
 
+    @property
+    def meaning(self) -> str:
+        """Why it matters, a sentence without its full stop."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Severity.WRONG_RESULT: "users get other tokens than they should, or state is left from which they will",
+    Severity.LEAK: "memory is not given back, until a server that runs for long has none left",
+    Severity.UNDEFINED_BEHAVIOUR: "the result rests on memory, an order or a size that nothing guarantees, "
+    "even where it comes out right today",
+    Severity.METRIC: "no token is wrong; what is reported, how good drafts are or how long a request waits is",
+    Severity.BY_DESIGN: "the engine documents that it deviates here, and means it",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -51,6 +66,14 @@ class Rule:
         return f"{self.slug} ({self.id})"
 
 
+REACHES = {
+    "default": "users get here without asking",
+    "option": "users get here with an option of their own choice",
+    "unknown": "nothing says who gets here",
+    "guarded": "a guard of the engine keeps users from this configuration",
+    "not called": "nothing in this engine runs it",
+}
+"""The kinds of reach, those that touch most users first. "guarded" is said with the guard's FILE:LINE."""
 _REACH = re.compile(r"default|option|unknown|not called|guarded:[^:]+:\d+")
 
 
@@ -98,6 +121,12 @@ class Finding:
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
             raise ValueError(f"reach={self.reach!r} must be default, option, unknown, not called or guarded:FILE:LINE")
+
+    @property
+    def order_key(self) -> tuple[int, int, str]:
+        """By which findings are sorted, the most important first: by reach, then severity, then signature."""
+        reach, severity = list(REACHES).index(self.reach.partition(":")[0]), list(Severity).index(self.severity)
+        return reach, severity, self.signature
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:
@@ -182,11 +211,32 @@ class Compared:
     not_judged: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FailOn:
+    """Which findings fail a check: those of at least this `reach` and at least this `severity`."""
+
+    reach: str = "guarded"
+    severity: Severity = Severity.METRIC
+
+    def fails(self, finding: Finding) -> bool:
+        reach, severity, _ = finding.order_key
+        return reach <= list(REACHES).index(self.reach) and severity <= list(Severity).index(self.severity)
+
+    @property
+    def text(self) -> str:
+        return f"{self.reach.replace(' ', '-')}/{self.severity}"
+
+
+FAILS_BY_DEFAULT = FailOn()
+"""What is by design or not called does not fail a check."""
+
+
 @dataclass(slots=True)
 class Verdict:
     """The result of checking one target, in `seconds` of wall time. `baseline` is None when it was compared with none;
     `interrupted` says that it was ended from the keyboard. Its JSON has times only if it is `timed`: a check that ends
-    by counts alone gives the same bytes each time.
+    by counts alone gives the same bytes each time. `ignored` are the signatures of findings that whoever asked did not
+    select, or ignores; they are in none of `findings`. `fail_on` says which of these fail the check.
     """
 
     target: str
@@ -197,6 +247,8 @@ class Verdict:
     interrupted: bool = False
     seconds: float = 0.0
     timed: bool = True
+    ignored: tuple[str, ...] = ()
+    fail_on: FailOn = FAILS_BY_DEFAULT
 
     @property
     def new(self) -> list[Finding]:
@@ -206,7 +258,7 @@ class Verdict:
 
     @property
     def verdict(self) -> Literal["pass", "fail", "error"]:
-        if self.new:
+        if any(map(self.fail_on.fails, self.new)):
             return "fail"
         checked = any(suite.cases or suite.schedules for suite in self.suites)
         return "pass" if checked else "error"
@@ -222,6 +274,8 @@ class Verdict:
             **self._checked(),
             **({"baseline": {n: _plain(getattr(compared, n)) for n in Compared.__slots__}} if compared else {}),
             **({"interrupted": True} if self.interrupted else {}),
+            **({"ignored": list(self.ignored)} if self.ignored else {}),
+            **({"fail_on": self.fail_on.text} if self.fail_on != FAILS_BY_DEFAULT else {}),
             **({"times": self._times()} if self.timed else {}),
         }
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
-from specsim.commands import check, outputs
+from specsim.commands import one_target, outputs
 from specsim.commands import suites as check_suites
 from specsim.engines.target import ModelTarget
 from specsim.errors import UsageError
@@ -23,6 +23,7 @@ from specsim.findings import baseline, matrix
 from specsim.findings.matrix import Column
 from specsim.lifting.cache import Cache
 from specsim.report import github, junit, sarif
+from specsim.report.check import Detail
 from specsim.verdict import CheckedSubject, Compared, Finding, NotRun, Severity, Suite, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ def located(_target: str, where: str) -> tuple[str, int] | None:
 
 def valid(text: str) -> dict[str, Any]:
     """A SARIF log that the official schema accepts."""
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: pip install specsim[test]")
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: pip install specsim-llm[test]")
     data: dict[str, Any] = json.loads(text)
     jsonschema.Draft202012Validator(SCHEMA).validate(data)
     return data
@@ -293,10 +294,10 @@ def test_a_baseline_that_cannot_be_checked_is_no_baseline(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
-    monkeypatch.setattr(check, "verdict_of", lambda asked: Verdict(asked.name, asked.seed))
+    monkeypatch.setattr(one_target, "verdict_of", lambda asked: Verdict(asked.name, asked.seed))
     asked = check_suites.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, "swarm", tmp_path, "cpu", 1.0)
     options = {"--budget-seconds": 1.0}
-    code = check.check_one_target(asked, options, outputs.Outputs(), None, "model", False, False)
+    code = one_target.check_one_target(asked, options, outputs.Outputs(), None, "model", False, False, None, Detail())
     assert (code, "the baseline model cannot be checked" in capsys.readouterr().err) == (125, True)
 
 

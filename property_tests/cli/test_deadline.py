@@ -126,14 +126,25 @@ def test_what_is_counted_of_a_part_is_its_beginning() -> None:
 
 
 def test_a_benchmark_that_runs_is_ended_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(*_arguments: object) -> list[dict[str, Any]]:
+    def slow() -> list[dict[str, Any]]:
         time.sleep(30)
         return []
 
-    monkeypatch.setattr(bench, "BENCHMARKS", {"slow": slow, "other": slow})
+    def rows(*_arguments: object) -> list[bench.Row]:
+        quick = {"name": "slow", "unit": "us", "shape": {"bs": 1}, "peers": []}
+        return [bench.Row("slow", {"bs": 1}, lambda: [quick]), bench.Row("slow", {"bs": 2}, slow)]
+
+    monkeypatch.setattr(bench, "BENCHMARKS", {"slow": rows, "other": rows})
+    told: list[dict[str, Any]] = []
     ran: dict[str, Any] = {}
-    assert seconds_of(lambda: ran.update(bench.run(["slow", "other"], "cpu", budget_seconds=0.1))) < 0.1 + IDLE
-    assert [entry["peers"][0]["not_run"] for entry in ran["benchmarks"]] == ["the time budget was spent"] * 2
+
+    def run() -> None:
+        ran.update(bench.run(["slow", "other"], "cpu", budget_seconds=0.1, on_entry=told.append))
+
+    assert seconds_of(run) < 0.1 + IDLE
+    assert told == ran["benchmarks"]
+    assert [entry.get("left_out", "") for entry in told] == ["", *["the time budget was spent"] * 2]
+    assert [entry["shape"] for entry in told[1:]] == [{"bs": 2}, {}]
 
 
 def test_a_replay_that_runs_when_the_budget_of_a_report_ends_is_bounded_by_it(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ ARGUMENTS = {
     "shrink": ["no.json"],
     "report": ["."],
     "template": ["fill_bonus_tokens"],
+    "lossless": ["sglang@."],
+    "explain": ["I32"],
     "bench": ["sim"],
     "bisect": ["no.json", "--good", "1", "--bad", "2"],
 }

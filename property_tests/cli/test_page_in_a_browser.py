@@ -21,11 +21,11 @@ from specsim.report.page.plain import plain, visible
 from specsim.report.page.render import html_of
 
 sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="Playwright is not installed: pip install 'specsim[browser]' adds it"
+    "playwright.sync_api", reason="Playwright is not installed: pip install 'specsim-llm[browser]' adds it"
 )
 CHROMIUM = os.environ.get("SPECSIM_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium for specsim[browser]: apt-get install chromium adds it"
+    CHROMIUM is None, reason="no Chromium for specsim-llm[browser]: apt-get install chromium adds it"
 )
 WIDTHS = (390, 820, 1400)
 SCHEMES = ("light", "dark")

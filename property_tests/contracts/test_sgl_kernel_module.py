@@ -57,6 +57,24 @@ def test_a_tree_is_built_in_the_callers_buffers(module: types.ModuleType, name: 
         assert_defined_equal(OPS[name], case, out, expected)
 
 
+def test_the_mask_of_a_graph_is_bytes(module: types.ModuleType) -> None:
+    for case, expected in cases("build_tree"):
+        t, out = case.tensors, buffers(OPS["build_tree"], case)
+        mask = out["tree_mask"].to(torch.uint8)
+        arguments = [t["parent_list"], t["selected_index"], t["verified_seq_len"], mask, out["positions"]]
+        numbers = [case.sizes[size] for size in ("topk", "num_steps", "num_draft_tokens", "tree_mask_mode")]
+        module.build_tree_kernel_efficient(*arguments, *(out[link] for link in LINKS), *numbers)
+        assert torch.equal(mask, expected["tree_mask"].to(torch.uint8))
+
+
+def test_one_step_has_parents_of_any_dtype(module: types.ModuleType) -> None:
+    mask, positions = torch.ones(6 + 2 * 2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    links = [torch.full((1, 2), -1) for _ in LINKS]
+    parents, selected, lengths = torch.empty(1, 0), torch.tensor([[0]]), torch.tensor([3])
+    module.build_tree_kernel_efficient(parents, selected, lengths, mask, positions, *links, 1, 1, 2, FULL_MASK)
+    assert (positions.tolist(), [link.tolist() for link in links]) == ([3, 4], [[[0, 1]], [[1, -1]], [[-1, -1]]])
+
+
 def test_the_columns_before_a_tree_are_the_callers(module: types.ModuleType) -> None:
     seen = 0
     for case, expected in cases("build_tree"):
@@ -142,6 +160,12 @@ def test_of_equal_values_the_first_is_on_top(module: types.ModuleType) -> None:
     values, indices = module.fast_topk(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 2, dim=-1)
     assert values.tolist() == [[3.0, 3.0]]
     assert indices.tolist() == [[1, 2]]
+
+
+def test_what_is_on_top_can_be_viewed_in_another_shape(module: types.ModuleType) -> None:
+    values, indices = module.fast_topk(torch.arange(12.0).view(3, 4), 2, dim=-1)
+    assert values.view(-1).tolist() == [3.0, 2.0, 7.0, 6.0, 11.0, 10.0]
+    assert indices.view(-1).tolist() == [3, 2] * 3
 
 
 def test_it_answers_an_import_and_names_what_it_lacks(

@@ -34,7 +34,7 @@ from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult
 
 needs_ray = pytest.mark.skipif(
-    find_spec("ray") is None, reason="Ray is not installed: pip install 'specsim[ray]' adds it"
+    find_spec("ray") is None, reason="Ray is not installed: pip install 'specsim-llm[ray]' adds it"
 )
 RUNS = 60  # of a batch
 MEMORY = 80_000_000  # bytes of a node's object store, about the least that Ray takes
@@ -340,7 +340,7 @@ def test_a_cluster_that_is_not_there_is_one_sentence_at_once() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed here")
 def test_without_ray_the_command_that_adds_it_is_named() -> None:
-    with pytest.raises(UsageError, match=r"Ray, which is not installed; pip install 'specsim\[ray\]' adds it"):
+    with pytest.raises(UsageError, match=r"Ray, which is not installed; pip install 'specsim-llm\[ray\]' adds it"):
         RayCluster.connect("auto", None, 20.0)
 
 

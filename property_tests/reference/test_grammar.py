@@ -41,14 +41,14 @@ def automaton() -> Automaton:
 
 
 def xgrammar_grammar() -> Grammar:
-    xgrammar = pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'specsim[grammar]'")
+    xgrammar = pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'specsim-llm[grammar]'")
     info = xgrammar.TokenizerInfo(list(VOCABULARY), vocab_size=PADDED, stop_token_ids=[EOS])
     compiled = xgrammar.GrammarCompiler(info, max_threads=1).compile_regex(PATTERN)
     return XGrammar(xgrammar.GrammarMatcher(compiled), PADDED)
 
 
 def llguidance_grammar(pattern: str = PATTERN) -> Grammar:
-    llguidance = pytest.importorskip("llguidance", reason="needs llguidance: pip install 'specsim[grammar]'")
+    llguidance = pytest.importorskip("llguidance", reason="needs llguidance: pip install 'specsim-llm[grammar]'")
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Letters()), slices=[])
     matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex(pattern))
     return LLGuidance(matcher, PADDED, tokenizer.eos_tokens)

@@ -371,7 +371,7 @@ def test_a_question_and_two_ends_are_needed(capsys: pytest.CaptureFixture[str], 
     assert "--rule and --only" in refused(capsys, *ends, "--rule", "I31", "--only", "ops:build_tree")
     assert "no rule of the simulator" in refused(capsys, *ends, "--rule", "O1")
     assert "names no operation" in refused(capsys, *ends, "--only", "accounting")
-    assert "no such operation" in refused(capsys, *ends, "--only", "ops:nothing")
+    assert "there is no operation 'nothing'" in refused(capsys, *ends, "--only", "ops:nothing")
     assert "cannot read" in refused(capsys, *ends, str(tmp_path / "missing.json"))
 
 

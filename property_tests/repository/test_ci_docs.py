@@ -15,7 +15,7 @@ from specsim.choices.search_strategies import STRATEGIES
 from specsim.cli import app
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS, USAGE
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim[test]")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim-llm[test]")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text()

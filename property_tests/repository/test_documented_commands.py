@@ -153,7 +153,7 @@ def test_every_command_and_snippet_does_what_the_page_says(page: str, tmp_path: 
 
 @pytest.mark.skipif(not NIGHTLY, reason="the site of the documentation is built by `make nightly`, and by `make docs`")
 def test_the_site_has_no_broken_link(tmp_path: Path) -> None:
-    pytest.importorskip("material", reason="MkDocs is not installed: pip install 'specsim[docs]' adds it")
+    pytest.importorskip("material", reason="MkDocs is not installed: pip install 'specsim-llm[docs]' adds it")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     ended = run(command, ROOT, dict(os.environ))
     assert ended.returncode == 0, ended.stderr

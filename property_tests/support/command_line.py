@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def specsim(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in `folder`."""
+    """Run the command line in `folder`, as in a pipe: as wide as that is unless the environment says COLUMNS."""
+    plain = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     path = os.pathsep.join(dict.fromkeys(filter(None, [str(Path(__file__).parents[2]), *sys.path])))
     return subprocess.run(
         [sys.executable, "-m", "specsim", *arguments],
@@ -18,5 +19,5 @@ def specsim(folder: Path, *arguments: str, **environment: str) -> subprocess.Com
         text=True,
         check=False,
         timeout=180,
-        env={**os.environ, "PYTHONPATH": path, "SPECSIM_CACHE_DIR": str(folder / "cache"), **environment},
+        env={**plain, "PYTHONPATH": path, "SPECSIM_CACHE_DIR": str(folder / "cache"), **environment},
     )

@@ -67,6 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "fallbacks.py").write_text(textwrap.dedent(PROVIDER))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
 
 
@@ -107,7 +108,7 @@ def checked(folder: Path, provider: str) -> tuple[list[dict[str, Any]], str]:
     """The fallbacks in the JSON of a check, and what it prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
-        cli.main(["check", f"fallbacks:{provider}", "--only", "ops", "--cases", "3", "--json", "verdict.json"])
+        cli.main(["check", f"fallbacks:{provider}", "--only", "ops", "--cases", "3", "-v", "--json", "verdict.json"])
     (suite,) = json.loads((folder / "verdict.json").read_text())["suites"]
     return suite["fallbacks"], out.getvalue()
 

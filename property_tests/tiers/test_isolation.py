@@ -426,10 +426,19 @@ def test_a_target_sees_the_variables_of_the_list_and_those_that_are_kept(
     assert "A_TOKEN=None KEPT=yes OMP_NUM_THREADS=1" in finding.actual
 
 
+def test_a_target_has_one_thread_of_torch_unless_the_user_wants_more() -> None:
+    assert environment.of_target({})["OMP_NUM_THREADS"] == "1"
+    assert environment.of_target({"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    count = "import torch; print(torch.get_num_threads())"
+    run = [sys.executable, "-c", count]
+    ended = subprocess.run(run, env=environment.of_target({}), capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "1"
+
+
 def test_no_token_of_a_ci_system_is_in_the_list() -> None:
     tokens = "GITHUB_TOKEN GITHUB_ACTIONS CI_JOB_TOKEN HF_TOKEN AWS_SECRET_ACCESS_KEY PIP_INDEX_URL"
     environ = dict.fromkeys([*tokens.split(), "PATH", "HOME"], "x")
-    assert set(environment.of_target(environ)) == {"PATH", "HOME", "PYTHONPATH"}
+    assert set(environment.of_target(environ)) == {"PATH", "HOME", "PYTHONPATH", *environment.ONE_THREAD}
 
 
 @pytest.mark.parametrize(("gib", "answer"), [("0.5", "refused"), ("0", "allowed")])

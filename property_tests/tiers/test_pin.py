@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from property_tests.support.command_line import specsim
 from property_tests.support.wrong_providers import WRONG
 from specsim import cli, replay_file, testing
+from specsim.commands import check
 from specsim.errors import NondeterministicError
 from specsim.findings.pin import source_of_test
 from specsim.isolation.conversation import ChildEnded
@@ -361,10 +362,10 @@ def test_the_canary_is_found_and_a_blind_simulator_is_noticed(
     few = [find("A01"), find("D02")]
     assert [hunted.found for hunted in sing(few)] == [1, 1]
     monkeypatch.setattr("specsim.selfcheck.canary.sing", lambda: sing(few, schedules_max=1))
-    assert cli._sing() == 1
+    assert check._sing() == 1
     assert "A01             NOT FOUND" in capsys.readouterr().out
     monkeypatch.setattr("specsim.selfcheck.canary.sing", lambda: sing(few))
-    assert cli._sing() == 0
+    assert check._sing() == 0
     assert "pass: each is found" in capsys.readouterr().out
 
 

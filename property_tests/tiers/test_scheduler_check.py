@@ -21,7 +21,7 @@ from specsim.report.live import Line, Progress
 from specsim.tiers.messages import At, Check, End, Found, Request
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
-from specsim.tiers.scheduler.setups import SETUPS
+from specsim.tiers.scheduler.setups import SETUPS, rows_of
 
 TOKEN = "scheduler:I40:request"
 
@@ -116,7 +116,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     verdict = run_tiers(asked(tmp_path, only="scheduler"), Line(Progress(""), None))
     (suite,) = verdict.suites
     (entry,) = suite.not_run
-    assert (entry.what, entry.why) == ("tier scheduler", "packaging missing: pip install 'specsim[scheduler]'")
+    assert (entry.what, entry.why) == ("tier scheduler", "packaging missing: pip install 'specsim-llm[scheduler]'")
     assert verdict.verdict == "error"
 
 
@@ -141,11 +141,11 @@ def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: py
             return super().start(setup)
 
     monkeypatch.setattr(answers, "load_target", lambda _request: Refusing(""))
-    messages = _Sent()
+    messages, rows = _Sent(), [SETUPS[row] for row in rows_of("fake")]
     request = Request(
-        tier="scheduler", target="sglang==0", cache="", seed=0, count=len(SETUPS), seconds=60.0, hang_seconds=20.0
+        tier="scheduler", target="sglang==0", cache="", seed=0, count=len(rows), seconds=60.0, hang_seconds=20.0
     )
     answers.check(request, Check(), messages)  # type: ignore[arg-type]
     refused = {entry.what: entry.why for entry in end_of(messages).not_run if entry.what.startswith("setup ")}
-    assert refused == {f"setup {setup.name}": "server.py:9 refuses sessions" for setup in SETUPS if setup.sessions}
-    assert end_of(messages).schedules == len(SETUPS) - len(refused)
+    assert refused == {f"setup {setup.name}": "server.py:9 refuses sessions" for setup in rows if setup.sessions}
+    assert end_of(messages).schedules == len(rows) - len(refused)

@@ -1,122 +1,363 @@
-"""`specsim check` of one target, from what is asked to the exit code: its verdict is printed and written."""
+"""`specsim check`: its options, and what they ask for. The work is in `one_target.py` and `matrix.py`."""
 
 from __future__ import annotations
 
 import math
-import shutil
-import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from specsim.commands.outputs import Outputs
-from specsim.commands.suites import (
-    REPLAY_SHARE,
-    Asked,
-    NoVerdictError,
-    also_shown,
-    baseline_of,
-    checked_beside,
-    compare,
-    verdict_of,
+from specsim.choices.seeds import parse_seed
+from specsim.commands.git_bisect import BisectRunOption, exit_codes, skipping
+from specsim.commands.ignored_options import without_ignored
+from specsim.commands.invocation import GIT_STOPS, Command, output_file, output_folder
+from specsim.commands.limits import DEFAULT_CASES, DEFAULT_SCHEDULES
+from specsim.commands.options import (
+    SECONDS_MAX,
+    CacheOption,
+    DeviceOption,
+    HangOption,
+    KeepEnvironmentOption,
+    MemoryOption,
+    SeedOption,
+    current_strategy,
+    one_of,
 )
+from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
+from specsim.commands.project import KEYS, leave_out, settings_of
 from specsim.errors import UsageError
-from specsim.verdict import NOT_CHECKED, Verdict
+from specsim.verdict import FAILS_BY_DEFAULT
 
 
-def check_one_target(
-    asked: Asked,
-    options: Mapping[str, Any],
-    outputs: Outputs,
-    json_file: Path | None,
-    baseline: str | None,
-    update_baseline: bool,
-    bisect_run: bool,
-    write: Path | None = None,
-) -> int:
-    """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
-    checked is added to the file `write`.
+class CheckCommand(Command):
+    """`check`, whose options are too many for one list."""
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {
+        "What is checked": ("provider", "only", "worker", "fixtures", "use_fixtures", "kernels", "mutant", "canary"),
+        "How much": ("budget_seconds", "cases", "schedules", "attempts", "shrinks", "ci", "seed", "strategy", "bulk"),
+        "What is reported": ("select", "ignore", "fail_on", "baseline", "update_baseline", "bisect_run"),
+        "What is printed": ("verbose", "quiet", "show_not_run", "github"),
+        "Files that are written": ("out", "json_file", "junit", "sarif"),
+        "Several targets": ("jobs", "write", "pin_to"),
+        "How it is run": ("device", "one_core", "hang_seconds", "_memory", "_kept", "cache_dir", "_isolated"),
+    }
+    examples: ClassVar[Sequence[tuple[str, str]]] = (
+        ("specsim check sglang==VERSION -q", "A release, a line for each finding"),
+        ("specsim check sglang@. --ci --baseline sglang@.#origin/main", "A pull request: fail for what it adds"),
+        ("specsim check mine:provider --only ops:alloc_extend --fail-on wrong-result", "One function of your own"),
+    )
+
+    def defaults(self, args: list[str]) -> dict[str, Any]:
+        """The settings of the project in which the command runs."""
+        return {} if "--isolated" in args else settings_of(Path.cwd())
+
+    def settle(self, context: Any) -> None:
+        """Leave out settings of the project that do not go with the command line."""
+        sources = {name: context.get_parameter_source(name) for name in KEYS.values()}
+        from_project = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT_MAP"}
+        if from_project:
+            leave_out(context.params, from_project)
+
+
+@skipping
+def check(
+    context: typer.Context,
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            show_default="model",
+            help="model | sglang==VERSION | sglang==A..B | sglang@PATH[#REV] | module:object. Several make a matrix.",
+        ),
+    ] = None,
+    provider: Annotated[
+        str, typer.Option(metavar="MODULE:OBJECT", help="Check functions of your own: module:object, its operations.")
+    ] = "",
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIER", help="Run one tier only: ops, workers, accounting or scheduler; ops:NAME for one operation."
+        ),
+    ] = None,
+    budget_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            max=SECONDS_MAX,
+            help="Wall time of the whole check. Counts given without it end it alone.",
+            show_default="60",
+        ),
+    ] = None,
+    seed: SeedOption = "0",
+    cases: Annotated[
+        int | None, typer.Option(min=1, help="Cases of each implementation.", show_default=str(DEFAULT_CASES))
+    ] = None,
+    bulk: Annotated[
+        bool, typer.Option("--bulk", help="With --only ops: thousands of cases a launch, compared on the device.")
+    ] = False,
+    schedules: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Schedules of the simulator; the scheduler tier beside others runs one in five.",
+            show_default=str(DEFAULT_SCHEDULES),
+        ),
+    ] = None,
+    attempts: Annotated[
+        int | None, typer.Option(min=0, help="Attempts at a smaller case or schedule of each finding.")
+    ] = None,
+    ci: Annotated[
+        bool,
+        typer.Option("--ci", help="Gate a pull request: fixed counts and seed, no clock; the same bytes each time."),
+    ] = False,
+    fixtures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run these replay files first. Default: known findings that come along."),
+    ] = None,
+    use_fixtures: Annotated[
+        bool, typer.Option("--known/--no-known", help="Run the replay files of known findings first.")
+    ] = True,
+    strategy: Annotated[
+        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
+    ] = "swarm",
+    mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
+    kernels: Annotated[
+        str, typer.Option(metavar="PROVIDER", help="Move accepted KV in the model by reference, triton or a TARGET's.")
+    ] = "",
+    worker: Annotated[
+        str,
+        typer.Option(
+            metavar="fake|release",
+            help="Of the scheduler tier: ours, or the release's own over a model that is none.",
+        ),
+    ] = "fake",
+    canary: Annotated[
+        bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
+    ] = False,
+    out: Annotated[Path, output_folder("--out", help="Folder for replay files.")] = Path("specsim-findings"),
+    json_file: Annotated[Path | None, output_file("--json", help="Write the verdict or matrix to this file.")] = None,
+    write: Annotated[
+        Path | None,
+        output_file(
+            "--write", help="Write the page of a matrix: which target has which bug. With --bulk: add the counts."
+        ),
+    ] = None,
+    pin_to: Annotated[
+        Path | None,
+        output_folder("--pin", help="Put a fixture there for each finding of a matrix without one."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|TARGET", help="Exit 1 only for findings that this does not have, checked alike."),
+    ] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write the findings to the FILE of --baseline.")
+    ] = False,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE|GLOB", help="Report these alone: a rule, or signatures with *; may be repeated."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="RULE|GLOB", help="Do not report these; may be repeated.")
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REACH/SEVERITY",
+            help="Exit 1 for findings of at least this reach and severity alone, such as default/wrong-result.",
+            show_default=FAILS_BY_DEFAULT.text,
+        ),
+    ] = None,
+    junit: JUnitOption = None,
+    sarif: SarifOption = None,
+    github: GithubOption = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print every finding in full, and every row of what was checked.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict, and a line a finding.")] = False,
+    show_not_run: Annotated[
+        bool, typer.Option("--show-not-run", help="Print what was not run, each with its reason.")
+    ] = False,
+    shrinks: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", help="Make each finding as small as can be: most of the time.")
+    ] = True,
+    device: DeviceOption = "auto",
+    bisect_run: BisectRunOption = False,
+    _isolated: Annotated[
+        bool, typer.Option("--isolated", help="Do not read [tool.specsim] of a pyproject.toml.")
+    ] = False,
+    one_core: Annotated[bool, typer.Option("--one-core", help="Share one core.")] = False,
+    hang_seconds: HangOption = 20.0,
+    _memory: MemoryOption = None,
+    _kept: KeepEnvironmentOption = None,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Check a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
+    matrix: targets across, findings down.
     """
-    from specsim.commands.counts import add_counts, read_counts
-    from specsim.engines.load import prepare
-    from specsim.files import attempt, save_json, try_file
-    from specsim.findings import baseline as known
-    from specsim.report.terminal import print_verdict
+    from specsim.choices.search_strategies import STRATEGIES
+    from specsim.commands.limits import limits_of
+    from specsim.commands.one_target import check_one_target
+    from specsim.commands.suites import FIXTURES, Asked
+    from specsim.engines.ranges import expand_targets
+    from specsim.engines.sglang.releases import RELEASES
+    from specsim.findings.selection import fail_on_of, selection_of
+    from specsim.lifting.cache import open_cache
+    from specsim.report.check import Detail
+
+    with exit_codes(bisect_run, of_errors=GIT_STOPS):
+        tier, operation = _tier(only)
+        if provider:
+            if target or tier not in (None, "ops"):
+                raise UsageError("--provider with a TARGET or another tier", "it is a target of the ops tier by itself")
+            target, tier, only = [provider], "ops", only or "ops"
+        one_of("--device", device, ("auto", "cpu", "cuda"))
+        one_of("--worker", worker, ("fake", "release"))
+        if worker != "fake" and tier != "scheduler":
+            raise UsageError(f"--worker {worker} without --only scheduler", "it is of that tier: add --only scheduler")
+        strategy = current_strategy(strategy)
+        one_of("--strategy", strategy, tuple(STRATEGIES))
+        if bulk and tier != "ops":
+            raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
+        chosen = expand_targets(target or ["model"], RELEASES)
+        limits = limits_of(ci, budget_seconds, seed, cases, schedules, attempts)
+        options: dict[str, Any] = {
+            "--seed": seed,
+            "--cases": limits.cases,
+            "--schedules": limits.schedules,
+            "--device": device,
+        }
+        options |= {"--hang-seconds": hang_seconds, "--strategy": strategy}
+        options |= {"--worker": worker} if worker != "fake" else {}
+        given: dict[str, Any] = {
+            "--attempts": limits.attempts,
+            "--fixtures": fixtures,
+            "--only": only,
+            "--cache-dir": cache_dir,
+        }
+        given |= {"--budget-seconds": limits.seconds if limits.seconds < math.inf else None}
+        options |= {name: value for name, value in given.items() if value is not None}
+        if not use_fixtures and fixtures is not None:
+            raise UsageError("--fixtures with --no-known", "give one of them")
+        selection, fails = (
+            selection_of(select or (), ignore or ()),
+            fail_on_of(fail_on) if fail_on else FAILS_BY_DEFAULT,
+        )
+        options |= {"--select": tuple(select)} if select else {}
+        options |= {"--ignore": tuple(ignore)} if ignore else {}
+        options |= {"--fail-on": fail_on} if fail_on else {}
+        options |= {"--no-known": None} if not use_fixtures else {}
+        options |= {"--no-shrink": None} if not shrinks else {}
+        options = without_ignored(context, options)
+        outputs = Outputs(junit, sarif, github)
+        outputs.require()
+        if len(chosen) > 1 or (write is not None and not bulk) or pin_to is not None:
+            if bulk:
+                raise UsageError("--bulk with several targets", "give one target at a time")
+            of_a_verdict = {"--verbose": verbose, "--quiet": quiet, "--show-not-run": show_not_run}
+            of_the_model = {"--mutant": mutant, "--canary": canary, "--kernels": kernels}
+            for option in (name for name, value in of_a_verdict.items() if value):
+                raise UsageError(f"{option} with several targets", "it is of the verdict of one: name one target")
+            for option in (name for name, value in of_the_model.items() if value):
+                raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
+            if baseline is not None or update_baseline:
+                raise UsageError("--baseline with several targets", "give one target at a time")
+            from specsim.commands.matrix import check_many
+
+            texts = [*target, *_given(context, options)] if target else []
+            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, texts, outputs))
+        (parsed,) = chosen
+        if jobs is not None:
+            raise UsageError("--jobs with one target", "it is of a matrix: name several targets")
+    if canary:
+        _require_model("--canary", parsed.text)
+        raise typer.Exit(_sing())
+    if mutant:
+        _require_mutant(mutant, parsed.text, tier)
+    if kernels and parsed.text != "model":
+        raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: check model --kernels")
+    asked = Asked(
+        target=parsed,
+        cache=open_cache(cache_dir),
+        only=tier,
+        operation=operation,
+        budget_seconds=limits.seconds,
+        seed=parse_seed(seed),
+        cases=limits.cases,
+        schedules=limits.schedules,
+        attempts=limits.attempts,
+        # A mutant is put back to see what finds it.
+        fixtures=(fixtures or FIXTURES) if use_fixtures and not mutant else None,
+        strategy=strategy,
+        out=out,
+        device=device,
+        hang_seconds=hang_seconds,
+        bulk=bulk,
+        mutant=mutant,
+        kernels=kernels,
+        worker=worker,
+        shrinks=shrinks,
+        one_core=one_core,
+        selection=selection,
+        fail_on=fails,
+    )
+    detail = Detail(quiet, verbose, show_not_run)
+    raise typer.Exit(
+        check_one_target(asked, options, outputs, json_file, baseline, update_baseline, bisect_run, write, detail)
+    )
+
+
+def _given(context: typer.Context, options: Mapping[str, Any]) -> list[str]:
+    """Those of the options that stand on the command line and say what is run, as they would be typed."""
+    from specsim.commands.suites import arguments_of
+
+    given: list[str] = []
+    for name, value in options.items():
+        source = context.get_parameter_source(name.removeprefix("--").replace("-", "_"))
+        if name != "--cache-dir" and source is not None and source.name == "COMMANDLINE":
+            given += arguments_of({name: f"{value:g}" if isinstance(value, float) else value})
+    return given
+
+
+def _tier(only: str | None) -> tuple[str | None, str]:
+    """The tier that --only names, and the operation, "" for all."""
+    tier, _, operation = (only or "").partition(":")
+    if tier == "ops" and operation:
+        return tier, operation
     from specsim.tiers.registry import TIERS
 
-    if write is not None:
-        read_counts(write)
-    if update_baseline and baseline is None:
-        raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
-    beside = baseline_of(baseline, update_baseline) if baseline is not None else None
-    has_device = asked.device != "cpu" and any(TIERS[tier].has_device for tier in asked.tiers)
-    on_gpu = has_device and shutil.which("nvidia-smi") is not None
-    for target in (asked.target, beside):
-        if target is not None and not isinstance(target, Path):
-            prepare(target, asked.cache, on_gpu)
-    if update_baseline:
-        assert isinstance(beside, Path)
-        try_file(beside)
-    stored = known.Baseline(str(beside), frozenset())
-    if isinstance(beside, Path) and beside.exists():
-        stored = known.load(beside)
-    asked = replace(asked, known=stored.signatures)
-    try:
-        with ExitStack() as stack:
-            if beside is None or isinstance(beside, Path):
-                verdict = verdict_of(asked)
-                verdict.baseline = compare(verdict, stored) if beside is not None else None
-            else:
-                share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
-                alike = {**options, "--only": "accounting"} if asked.mutant else dict(options)
-                if share < math.inf:
-                    alike["--budget-seconds"] = share
-                known_of = stack.enter_context(checked_beside(beside, alike, asked.out, share))
-                deadline = time.monotonic() + asked.budget_seconds
-                verdict = verdict_of(replace(asked, budget_seconds=share))
-                verdict.baseline = compare(verdict, known_of())
-                verdict.baseline = compare(verdict, also_shown(verdict, beside, asked, deadline))
-    except NoVerdictError as error:
-        typer.echo(f"specsim: {error}.", err=True)
-        return NOT_CHECKED
-    data = verdict.to_json()
-    print_verdict(verdict)
-    if json_file is not None:
-        save_json(json_file, data)
-    if write is not None:
-        attempt(partial(add_counts, write, verdict, asked.device))
-    outputs.write([data])
-    _say_how_to_go_on(verdict, asked)
-    if update_baseline and isinstance(beside, Path):
-        return _update(beside, verdict)
-    ran = (suite.cases or suite.schedules or TIERS[suite.name].missing for suite in verdict.suites)
-    half_checked = not verdict.findings and not all(ran)
-    return NOT_CHECKED if bisect_run and half_checked else verdict.exit_code
+    one_of("--only", only, tuple(TIERS))
+    return only, ""
 
 
-def _update(file: Path, verdict: Verdict) -> int:
-    """Write the baseline, unless the check did not come to its end; returns the exit code."""
-    from specsim.findings import baseline as known
+def _require_mutant(mutant: str, target: str, tier: str | None) -> None:
+    if tier == "scheduler":
+        from specsim.engines.sglang.scheduler.planted import find as find_planted
 
-    if verdict.interrupted or verdict.verdict == "error":
-        typer.echo(f"specsim: the baseline {file} stays as it is: the check did not come to its end.", err=True)
-        return verdict.exit_code or NOT_CHECKED
-    data = verdict.to_json()
-    kept = verdict.baseline.not_judged if verdict.baseline else ()
-    count = known.save(file, verdict.target, data["findings"], kept)
-    unchecked = f", {len(kept)} of them kept because they were not checked" if kept else ""
-    typer.echo(f"{file}: {count} known findings{unchecked}")
-    return 0
-
-
-def _say_how_to_go_on(verdict: Verdict, asked: Asked) -> None:
-    if not verdict.interrupted:
+        find_planted(mutant)
         return
-    larger = "; specsim shrink FILE makes what was found smaller" if verdict.findings else ""
-    again = f"specsim check {asked.target.text} --seed {asked.seed}"
-    typer.echo(f"specsim: interrupted. The same cases and schedules again, from the first: {again}{larger}.", err=True)
+    from specsim.selfcheck.mutation import find
+
+    find(mutant)
+    _require_model(f"--mutant {mutant}", target)
+
+
+def _require_model(option: str, target: str) -> None:
+    if target != "model":
+        raise UsageError(f"{option} with {target}", f"mutants are of the model: check model {option}")
+
+
+def _sing() -> int:
+    """The canary: a line per mutant; 1 when one is not found."""
+    from specsim.selfcheck.canary import sing
+
+    missed = 0
+    for hunted in sing():
+        found = f"found after {hunted.schedules_median:g} schedules in {' '.join(hunted.rules)}"
+        missed += not hunted.found
+        typer.echo(f"{hunted.mutant.id:14}  {found if hunted.found else 'NOT FOUND'}")
+    typer.echo(f"fail: {missed} not found" if missed else "pass: each is found")
+    return 1 if missed else 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specsim import DISTRIBUTION
 from specsim.commands.invocation import output_file
 from specsim.commands.options import CacheOption, NoBudgetOption, NoSeedOption, accept_seed
 from specsim.engines.real_scheduler import PACKAGES, missing_packages
@@ -134,6 +135,7 @@ def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
 def _python(imported: dict[str, Any], problem: str) -> Iterator[Piece]:
     version = ".".join(map(str, sys.version_info[:3]))
     is_new = sys.version_info >= PYTHON_MIN
+    yield Piece(DISTRIBUTION, _version(DISTRIBUTION) or "a source tree", "this package", _other_package())
     yield Piece("python", version if is_new else "", f"{'.'.join(map(str, PYTHON_MIN))} or newer", needed=True)
     for name in ("torch", "triton"):
         found = str(imported.get(name, ""))
@@ -152,6 +154,14 @@ def _python(imported: dict[str, Any], problem: str) -> Iterator[Piece]:
             yield Piece(name, found, why, "" if found else _pip(name), needed=why == "specsim itself")
 
 
+def _other_package() -> str:
+    """The command that removes the other package that is imported as specsim; "" where there is none."""
+    if not _version("specsim"):
+        return ""
+    pip = shlex.join([sys.executable, "-m", "pip"])
+    return f"{pip} uninstall -y specsim {DISTRIBUTION}; {pip} install {DISTRIBUTION}"
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -162,7 +172,7 @@ def _version(package: str) -> str:
 def _pip(package: str) -> str:
     """The command that installs a package, in the range that specsim asks for."""
     try:
-        wanted = importlib.metadata.requires("specsim") or []
+        wanted = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         wanted = []
     named = (text.split(";")[0].strip() for text in wanted)

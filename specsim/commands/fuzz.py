@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -307,7 +306,7 @@ class _Campaign:
         budget = None if math.isinf(self._seconds) else self._seconds
         with ExitStack() as stack:
             stack.enter_context(interrupts.gentle())
-            stack.enter_context(_termination_asks())
+            stack.enter_context(interrupts.termination_asks())
             line = stack.enter_context(live(f"fuzzing {self._names()}", budget))
             address, beside, nodes_cache = self._ray
             pool = pool_of(
@@ -549,17 +548,3 @@ def _watchers(
 
         found.append(note)
     return found
-
-
-@contextmanager
-def _termination_asks() -> Iterator[None]:
-    """SIGTERM, by which batch systems take a machine back, ends a campaign as an interrupt from the keyboard does."""
-
-    def ask(_number: int, _frame: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -61,7 +61,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
             _flag("canary", "--canary"),
             ALL,
             "the canary hunts for its own mutants: specsim check --canary",
-            ("target", "canary"),
+            ("target", "canary", "_isolated"),
         ),
         *(Ignored(_check_tier(name), *tier.ignored) for name, tier in TIERS.items()),
         Ignored(
@@ -70,6 +70,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
             "a mutant is checked by schedules alone, to see what finds it",
         ),
         Ignored(lambda values: "" if values["shrinks"] else "--no-shrink", ("attempts",), "nothing is shrunk"),
+        Ignored(_flag("quiet", "--quiet"), ("verbose", "show_not_run"), "quiet prints less, they print more"),
         Ignored(_flag("bulk", "--bulk"), ("shrinks",), "bulk cases are always shrunk"),
     ),
     "report": (

@@ -8,14 +8,16 @@ is told after everything else, and the command ends with exit code 2.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
+from specsim.commands.help_text import write_parameters
 from specsim.commands.ignored_options import refuse_ignored
 from specsim.commands.options import say
 from specsim.errors import UsageError
@@ -78,13 +80,46 @@ def _noted(context: Any) -> _Outputs:
 
 
 class Command(TyperCommand):
-    """A command of specsim."""
+    """A command of specsim. Its help has its options by the name of the parameter in `groups`, and the `examples`, each
+    with what it does.
+    """
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
+    examples: ClassVar[Sequence[tuple[str, str]]] = ()
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the parameters into the help."""
+        write_parameters(self, self.groups, ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                margin = " " * formatter.current_indent
+                for command, text in self.examples:
+                    lines = textwrap.wrap(
+                        f"{text}:",
+                        formatter.width,
+                        initial_indent=margin,
+                        subsequent_indent=margin,
+                        break_long_words=False,
+                        break_on_hyphens=False,
+                    )
+                    formatter.write("\n".join(lines) + "\n")
+                    formatter.write(f"    {command}\n")  # one line, however long: it is copied whole
+
+    def defaults(self, args: list[str]) -> dict[str, Any]:
+        """The values of parameters that the command line does not name."""
+        return {}
+
+    def settle(self, context: Any) -> None:
+        """Change values, now that all are known."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The command line as values. Under `git bisect run` a wrong one stops git, which would take 2 for bad."""
         bisect_run = "--bisect-run" in args
         try:
+            if not extra.get("resilient_parsing"):
+                extra["default_map"] = self.defaults(args) or None
             context = super().make_context(info_name, args, parent, **extra)
+            self.settle(context)
             if not context.resilient_parsing:
                 refuse_ignored(context)
                 context.meta[_ALONE] = _tried(_noted(context))

@@ -10,7 +10,7 @@ import typer
 
 from specsim.aliases import REMOVED_IN
 from specsim.choices.seeds import parse_seed
-from specsim.errors import UsageError
+from specsim.errors import UsageError, did_you_mean
 from specsim.isolation import environment, limits
 from specsim.report.page.plain import visible
 
@@ -68,7 +68,9 @@ LINE_MAX = 20_000  # characters of a line
 def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
     """Refuse a value that is not among the allowed ones."""
     if value is not None and value not in allowed:
-        raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
+        near = did_you_mean(value, allowed)
+        listed = f"allowed: {', '.join(allowed)}"
+        raise UsageError(f"{option} {value!r} is unknown", f"{near} A{listed[1:]}" if near else listed)
 
 
 def deprecated(what: str, why: str) -> None:
@@ -105,4 +107,4 @@ def tell(text: str, *, err: bool = False) -> None:
 def say(error: UsageError) -> None:
     """Print an error for the reader. Text of a target in it does nothing to the terminal."""
     problem, remedy = visible(error.problem), visible(f"{error.remedy[:1].upper()}{error.remedy[1:]}")
-    print(f"specsim: {problem}.\n         {remedy}.", file=sys.stderr)
+    print(f"specsim: {problem}.\n         {remedy}{'' if remedy.endswith('?') else '.'}", file=sys.stderr)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import specsim
 from specsim.commands import skipped_operations
 from specsim.errors import UsageError
-from specsim.verdict import Compared, Finding, NotRun, Suite, Verdict
+from specsim.findings.selection import EVERYTHING, Selection
+from specsim.verdict import FAILS_BY_DEFAULT, Compared, FailOn, Finding, NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -41,7 +42,7 @@ class Asked:
     smaller case or schedule of each finding, as many as each tier makes by itself for None. Without `shrinks` what is
     found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
     the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
-    With `one_core` everything shares one core.
+    With `one_core` everything shares one core. `selection` and `fail_on` say what is reported, and what of it fails.
     """
 
     target: Target
@@ -59,11 +60,14 @@ class Asked:
     bulk: bool = False
     mutant: str = ""
     kernels: str = ""
+    worker: str = "fake"
     shrinks: bool = True
     known: frozenset[str] = frozenset()
     one_core: bool = False
     attempts: int | None = None
     fixtures: Path | None = FIXTURES
+    selection: Selection = EVERYTHING
+    fail_on: FailOn = FAILS_BY_DEFAULT
 
     @property
     def name(self) -> str:
@@ -106,7 +110,7 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     from specsim.commands.background import beside
     from specsim.tiers.registry import TIERS
 
-    verdict = Verdict(asked.name, asked.seed, timed=asked.budget_seconds < math.inf)
+    verdict = Verdict(asked.name, asked.seed, timed=asked.budget_seconds < math.inf, fail_on=asked.fail_on)
     started = time.monotonic()
     if asked.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -116,7 +120,10 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in _lanes(asked.tiers)]
     ran = [result for results in running for result in results()]
     verdict.suites = [suite for suite, _ in ran]
-    verdict.findings = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
+    found = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
+    found.sort(key=lambda finding: finding.order_key)
+    verdict.findings = [finding for finding in found if asked.selection.takes(finding)]
+    verdict.ignored = tuple(finding.signature for finding in found if not asked.selection.takes(finding))
     verdict.seconds = time.monotonic() - started
     return verdict
 
@@ -175,6 +182,7 @@ def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, l
         mutant=asked.mutant,
         kernels=asked.kernels,
         strategy=asked.strategy,
+        worker=asked.worker,
     )
     suite, findings = run_suite(request, asked.out.absolute(), partial(line.subject, tier), line.counted)
     if remembers and not asked.operation:
@@ -247,8 +255,14 @@ def baseline_of(text: str, update: bool) -> Path | Target:
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as a command line has them; None is the value of one that has none."""
-    return [text for name, value in options.items() for text in ((name,) if value is None else (name, str(value)))]
+    """Options as a command line has them; None is the value of one that has none, a tuple those of one that is
+    repeated.
+    """
+    arguments: list[str] = []
+    for name, value in options.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            arguments += [name] if one is None else [name, str(one)]
+    return arguments
 
 
 @contextmanager

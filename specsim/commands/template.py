@@ -9,7 +9,7 @@ import typer
 
 from specsim.commands.invocation import output_file
 from specsim.commands.options import NoBudgetOption, NoSeedOption, accept_seed
-from specsim.errors import UsageError
+from specsim.errors import UsageError, no_such
 from specsim.files import STANDARD_OUTPUT, save_json, save_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def template(
     accept_seed(seed)
     for name in operations:
         if name not in OPS:
-            raise UsageError(f"there is no operation {name!r}", f"specsim has {', '.join(sorted(OPS))}")
+            raise no_such("operation", name, sorted(OPS))
     module = "provider" if out == STANDARD_OUTPUT else out.stem
     if out != STANDARD_OUTPUT and not (module.isidentifier() and out.suffix == ".py"):
         raise UsageError(f"--out {out} is not a module that Python imports", "name it for example provider.py")

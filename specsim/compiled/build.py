@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from specsim import DISTRIBUTION
 from specsim.compiled.finder import FOLDER, MANIFEST, PACKAGE, RefusedBuildError, key, read_build
 from specsim.compiled.sources import modules, rewritten
 from specsim.errors import UsageError
@@ -82,7 +83,7 @@ def build(cache: Cache, opt_level: str = OPT_LEVEL) -> Path:
 def _require_tools() -> None:
     missing = [name for name in ("mypyc", "setuptools") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"{' and '.join(missing)} is not installed", "pip install 'specsim[compiled]'")
+        raise UsageError(f"{' and '.join(missing)} is not installed", f"pip install '{DISTRIBUTION}[compiled]'")
     compiler = shlex.split(os.environ.get("CC", "") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         raise UsageError(f"the C compiler {compiler!r} is not there", "install one, or name another one in CC")

@@ -12,7 +12,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.engine.request import Turn
 from specsim.engine.workload import Scenario, Workload
-from specsim.errors import UsageError
+from specsim.errors import no_such
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +114,4 @@ def scope_named(name: str) -> Scope:
     for scope in SCOPES:
         if scope.name == name:
             return scope
-    raise UsageError(f"there is no scope {name!r}", f"choose one of {', '.join(scope.name for scope in SCOPES)}")
+    raise no_such("scope", name, (scope.name for scope in SCOPES))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
-from specsim.engines.triage import NEW, triage_of
+from specsim.engines.triage import UNTRIAGED, triage_of
 from specsim.files import read_json, write_json
 from specsim.findings.matrix import Cell, Matrix, Row, cell_of, in_order
 from specsim.findings.pin import replay_pinned
@@ -71,7 +71,7 @@ def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> Row
     rule = TIERS[stored.tier].rules[stored.rule]
     triage = triage_of("sglang", signature, target.partition("==")[2])
     severity = str(triage.severity if triage else rule.severity)
-    return Row(signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else NEW, cells)
+    return Row(signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else UNTRIAGED, cells)
 
 
 def _shown(path: Path, targets: Iterable[str], jobs: int) -> set[str]:

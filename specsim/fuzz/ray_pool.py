@@ -29,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+from specsim import DISTRIBUTION
 from specsim.errors import UsageError
 from specsim.fuzz.batch_messages import (
     OF_A_CLUSTER,
@@ -49,7 +50,7 @@ READ_BYTES = 1 << 20
 LISTEN_SECONDS = 10.0  # until a host answers
 CONNECT_SECONDS = 45.0
 LOST_SECONDS = 30  # without the cluster's head, until it counts as lost
-INSTALL = "pip install 'specsim[ray]'"
+INSTALL = f"pip install '{DISTRIBUTION}[ray]'"
 GO_ON = "start it, or leave --ray away: what is stored is kept, and --resume goes on with it"
 _CHILD = "specsim.fuzz.ray_child"
 

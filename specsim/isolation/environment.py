@@ -37,9 +37,13 @@ PREFIXES = (
 )
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Tensors of a case are small, and a fork of a process that computed with several threads waits for them for ever."""
+
+
 def of_target(environ: Mapping[str, str] = os.environ, hash_seed: str = "") -> dict[str, str]:
-    """The environment of a process that runs a target's code. `hash_seed` is its PYTHONHASHSEED, "" for this process'
-    own.
+    """The environment of a process that runs a target's code: torch and NumPy have one thread there, unless the user
+    wants more. `hash_seed` is its PYTHONHASHSEED, "" for this process' own.
     """
     kept = set(environ.get(KEEP, "").split(","))
     seen = {
@@ -47,7 +51,7 @@ def of_target(environ: Mapping[str, str] = os.environ, hash_seed: str = "") -> d
         for name, value in environ.items()
         if name in NAMES or name.startswith(PREFIXES) or (name in kept and name)
     }
-    return of_ours(seen) | ({"PYTHONHASHSEED": hash_seed} if hash_seed else {})
+    return ONE_THREAD | of_ours(seen) | ({"PYTHONHASHSEED": hash_seed} if hash_seed else {})
 
 
 def of_ours(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from specsim import interrupts
 from specsim.deadline import NEVER, Deadline
-from specsim.errors import UsageError
+from specsim.errors import UsageError, no_such
 from specsim.isolation import environment, processes
 from specsim.selfcheck.catalogue import Mutant
 from specsim.selfcheck.mutation import apply, find
@@ -155,7 +155,7 @@ def _rules(without: Collection[str], only: Collection[str]) -> tuple[Rule, ...]:
     off = set(without) | (set(BY_ID) - set(only) if only else set())
     unknown = sorted((set(without) | set(only)) - set(BY_ID))
     if unknown:
-        raise UsageError(f"there is no rule {unknown[0]}", f"choose of {', '.join(BY_ID)}")
+        raise no_such("rule", unknown[0], BY_ID)
     return tuple(rule for rule in RULES if rule.id not in off) if off else RULES
 
 

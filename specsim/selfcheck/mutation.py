@@ -6,7 +6,6 @@ process: apply it in a child.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import linecache
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from specsim.compiled.finder import uninstall
-from specsim.errors import UsageError
+from specsim.errors import UsageError, no_such
 from specsim.selfcheck.catalogue import BLIND, CATALOGUE, Mutant
 
 
@@ -27,10 +26,7 @@ def find(mutant_id: str) -> Mutant:
     wanted = mutant_id.lower()
     if wanted in by_id:
         return by_id[wanted]
-    near = difflib.get_close_matches(wanted, by_id, n=3, cutoff=0.5)
-    near += [key for key in by_id if key.startswith(wanted) and key not in near]
-    ids = [by_id[key].id for key in near] or [mutant.id for mutant in CATALOGUE]
-    raise UsageError(f"there is no mutant {mutant_id!r}", f"choose one of {', '.join(ids)}")
+    raise no_such("mutant", mutant_id, [mutant.id for mutant in by_id.values()])
 
 
 def changed_source(mutant: Mutant, source: str) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from specsim.errors import UsageError
+from specsim.errors import UsageError, no_such
 from specsim.selfcheck.catalogue import load
 
 Side = Literal["kernel", "reference"]
@@ -78,8 +78,7 @@ def find(mutant_id: str) -> OperatorMutant:
     for mutant in MUTANTS:
         if mutant.id == mutant_id:
             return mutant
-    ids = ", ".join(mutant.id for mutant in MUTANTS)
-    raise UsageError(f"there is no mutant {mutant_id!r} of operations", f"choose one of {ids}")
+    raise no_such("mutant of operations", mutant_id, (mutant.id for mutant in MUTANTS))
 
 
 class _Mutants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

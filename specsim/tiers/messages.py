@@ -67,6 +67,15 @@ class Search(Work, tag="search", frozen=True):
     write: str = ""
 
 
+class Weigh(Work, tag="weigh", frozen=True):
+    """Weigh every outcome of a release's own worker, whose drafts are a "chain" or a "tree"; `beyond_guards` where the
+    release refuses them, too.
+    """
+
+    drafts: str
+    beyond_guards: bool = False
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question to a child, of any tier. A tier looks at what applies to it.
 
@@ -79,6 +88,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     before the others; `bulk` for thousands of cases a launch
     `mutant`        id of a mutant that is put into the model, "" for none; `kernels` the provider whose kernels the
                     model uses, "" for none; `strategy` one of `specsim.choices.search_strategies`
+    `worker`        "fake" or "release": under a release's scheduler
     """
 
     tier: str
@@ -88,7 +98,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     count: int
     seconds: float
     hang_seconds: float
-    work: Check | Failure | Replay | Shrink | Search = Check()
+    work: Check | Failure | Replay | Shrink | Search | Weigh = Check()
     shrinks: bool = True
     known: tuple[str, ...] = ()
     attempts: int | None = None
@@ -100,6 +110,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mutant: str = ""
     kernels: str = ""
     strategy: str = "swarm"
+    worker: str = "fake"
     version: int = VERSION
 
 
@@ -183,6 +194,17 @@ class Replayed(Message, tag="replayed"):
         msgspec.convert(self.answer, _Answer)
 
 
+class Weighed(Message, tag="weighed"):
+    """How many outcomes there are, and how far they are `off` in total variation, a fraction; or with `why` what the
+    target raised.
+    """
+
+    is_last: ClassVar[bool] = True
+    outcomes: int
+    off: str = ""
+    why: str = ""
+
+
 class Shrunk(Message, tag="shrunk"):
     """What a shrink left: the finding, the choices and the size `before` and `after`, and whether the code and the case
     are still those of the file.
@@ -197,4 +219,4 @@ class Shrunk(Message, tag="shrunk"):
     same_case: bool = True
 
 
-ANSWERS = OF_EVERY_CHILD | At | Alive | Found | Done | Lost | End | Replayed | Shrunk
+ANSWERS = OF_EVERY_CHILD | At | Alive | Found | Done | Lost | End | Replayed | Weighed | Shrunk

@@ -7,6 +7,7 @@ from specsim.tiers.ops.tier import OpsTier
 from specsim.tiers.scheduler.tier import SchedulerTier
 from specsim.tiers.tier import Tier, label_of
 from specsim.tiers.workers.tier import WorkersTier
+from specsim.verdict import Rule
 
 TIERS: dict[str, Tier] = {
     "ops": OpsTier(),
@@ -14,6 +15,11 @@ TIERS: dict[str, Tier] = {
     "scheduler": SchedulerTier(),
     "accounting": AccountingTier(),
 }
+
+
+def all_rules() -> dict[str, Rule]:
+    """Every rule of every tier by its number."""
+    return {rule.id: rule for tier in TIERS.values() for rule in tier.rules.values()}
 
 
 def rule_label(tier: str, rule: str) -> str:

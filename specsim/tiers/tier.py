@@ -219,7 +219,8 @@ class Tier(Protocol):
         ...
 
     def answers(self, request: Request) -> str:
-        """The module whose functions `check`, `failure`, `replay`, `shrink` and `search` answer a request in the child.
+        """The module whose functions `check`, `failure`, `replay`, `shrink` and `search`, or the one that its work is
+        called, answer a request in the child.
         Each takes the request, its work and the `Messages` that it sends its answer with (`specsim.tiers.messages`).
         """
         ...

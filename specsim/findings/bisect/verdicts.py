@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specsim import replay_file
-from specsim.errors import UsageError
+from specsim.errors import UsageError, no_such
 from specsim.isolation.conversation import ChildEnded
 from specsim.tiers import tier
 from specsim.tiers.messages import Replayed, Request, Search, Shrunk
@@ -188,7 +188,7 @@ class OpQuestion:
         from specsim.contracts.registry import OPS
 
         if self.op not in OPS:
-            raise UsageError(f"--only ops:{self.op}: there is no such operation", f"there are {', '.join(OPS)}")
+            raise no_such("operation", self.op, OPS)
         self.text = f"the operation {self.op} equals the reference"
 
     def check(self, target: str, ask: Ask, hash_seed: str) -> RevisionVerdict:

@@ -24,7 +24,7 @@ from specsim.engine.loop import Engine, UnsupportedScenarioError
 from specsim.engine.marks import INTERLEAVINGS, LIFE, note
 from specsim.engine.observer import Violation
 from specsim.engine.workload import Scenario, draw_scenario
-from specsim.errors import UsageError
+from specsim.errors import no_such
 from specsim.rules.checked_engine import checked_engine
 from specsim.rules.coverage import CONTESTS
 from specsim.rules.extension import ExtensionTarget
@@ -151,7 +151,7 @@ def strategy_of(name: str, seed: int) -> Strategy:
     """The strategy of that name, the swarm for a retired one; UsageError when there is none."""
     name = RETIRED.get(name, name)
     if name not in STRATEGIES:
-        raise UsageError(f"there is no strategy {name!r}", f"choose one of {', '.join(STRATEGIES)}")
+        raise no_such("strategy", name, STRATEGIES)
     return STRATEGIES[name](seed, CONTESTS)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
-from specsim.errors import UsageError
+from specsim.errors import UsageError, no_such
 from specsim.tiers.messages import Alive, At, Check, Done, End, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
@@ -65,7 +65,7 @@ def asked(subjects: list[Any], not_run: list[NotRun], request: Request) -> tuple
         from specsim.contracts.registry import OPS
 
         if operation not in OPS:
-            raise UsageError(f"--only ops:{operation}: there is no such operation", f"there are {', '.join(OPS)}")
+            raise no_such("operation", operation, OPS)
         subjects = [s for s in subjects if s.op == operation]
         not_run = [entry for entry in not_run if entry.what.split()[0] == operation]
     return subjects, not_run

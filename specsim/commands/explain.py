@@ -1,0 +1,36 @@
+"""`specsim explain`: what a rule or a finding means, why it matters, an example, and how to ignore it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specsim.commands.invocation import output_file
+from specsim.commands.options import NoBudgetOption, NoSeedOption, accept_seed
+from specsim.files import save_json
+
+
+def explain(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="RULE|SIGNATURE", help="A rule by number (I32) or slug (stale-result), or a finding's signature."
+        ),
+    ],
+    json_file: Annotated[Path | None, output_file("--json", help="Write the same to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: NoBudgetOption = None,
+) -> None:
+    """Say what a rule or a finding means, why it matters, which releases have it, and how to see or ignore it."""
+    from specsim.commands.suites import FIXTURES
+    from specsim.findings.explain import explain as explained
+    from specsim.findings.explain import fixtures_of
+    from specsim.report.explain import print_explained
+
+    accept_seed(seed)
+    data = explained(name, fixtures_of(FIXTURES))
+    if json_file is not None:
+        save_json(json_file, data)
+    print_explained(data)

@@ -1,0 +1,126 @@
+"""A check of one target, from what is asked to the exit code: its verdict is printed and written."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specsim.commands.outputs import Outputs
+from specsim.commands.suites import (
+    REPLAY_SHARE,
+    Asked,
+    NoVerdictError,
+    also_shown,
+    baseline_of,
+    checked_beside,
+    compare,
+    verdict_of,
+)
+from specsim.errors import UsageError
+from specsim.verdict import NOT_CHECKED, Verdict
+
+if TYPE_CHECKING:
+    from specsim.report.check import Detail
+
+
+def check_one_target(
+    asked: Asked,
+    options: Mapping[str, Any],
+    outputs: Outputs,
+    json_file: Path | None,
+    baseline: str | None,
+    update_baseline: bool,
+    bisect_run: bool,
+    write: Path | None,
+    detail: Detail,
+) -> int:
+    """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
+    checked is added to the file `write`; `detail` says how much is printed.
+    """
+    from specsim.commands.counts import add_counts, read_counts
+    from specsim.engines.load import prepare
+    from specsim.files import attempt, save_json, try_file
+    from specsim.findings import baseline as known
+    from specsim.report.check import print_verdict
+    from specsim.tiers.registry import TIERS
+
+    if write is not None:
+        read_counts(write)
+    if update_baseline and baseline is None:
+        raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
+    beside = baseline_of(baseline, update_baseline) if baseline is not None else None
+    has_device = asked.device != "cpu" and any(TIERS[tier].has_device for tier in asked.tiers)
+    on_gpu = has_device and shutil.which("nvidia-smi") is not None
+    for target in (asked.target, beside):
+        if target is not None and not isinstance(target, Path):
+            prepare(target, asked.cache, on_gpu)
+    if update_baseline:
+        assert isinstance(beside, Path)
+        try_file(beside)
+    stored = known.Baseline(str(beside), frozenset())
+    if isinstance(beside, Path) and beside.exists():
+        stored = known.load(beside)
+    asked = replace(asked, known=stored.signatures)
+    try:
+        with ExitStack() as stack:
+            if beside is None or isinstance(beside, Path):
+                verdict = verdict_of(asked)
+                verdict.baseline = compare(verdict, stored) if beside is not None else None
+            else:
+                share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
+                alike = {**options, "--only": "accounting"} if asked.mutant else dict(options)
+                if share < math.inf:
+                    alike["--budget-seconds"] = share
+                known_of = stack.enter_context(checked_beside(beside, alike, asked.out, share))
+                deadline = time.monotonic() + asked.budget_seconds
+                verdict = verdict_of(replace(asked, budget_seconds=share))
+                verdict.baseline = compare(verdict, known_of())
+                verdict.baseline = compare(verdict, also_shown(verdict, beside, asked, deadline))
+    except NoVerdictError as error:
+        typer.echo(f"specsim: {error}.", err=True)
+        return NOT_CHECKED
+    data = verdict.to_json()
+    print_verdict(verdict, detail)
+    if json_file is not None:
+        save_json(json_file, data)
+    if write is not None:
+        attempt(partial(add_counts, write, verdict, asked.device))
+    outputs.write([data])
+    _say_how_to_go_on(verdict, asked)
+    if update_baseline and isinstance(beside, Path):
+        return _update(beside, verdict)
+    ran = (suite.cases or suite.schedules or TIERS[suite.name].missing for suite in verdict.suites)
+    half_checked = verdict.verdict == "pass" and not all(ran)
+    return NOT_CHECKED if bisect_run and half_checked else verdict.exit_code
+
+
+def _update(file: Path, verdict: Verdict) -> int:
+    """Write the baseline, unless the check did not come to its end; returns the exit code."""
+    from specsim.findings import baseline as known
+
+    if verdict.interrupted or verdict.verdict == "error":
+        typer.echo(f"specsim: the baseline {file} stays as it is: the check did not come to its end.", err=True)
+        return verdict.exit_code or NOT_CHECKED
+    data = verdict.to_json()
+    kept = verdict.baseline.not_judged if verdict.baseline else ()
+    count = known.save(file, verdict.target, data["findings"], kept)
+    unchecked = f", {len(kept)} of them kept because they were not checked" if kept else ""
+    typer.echo(f"{file}: {count} known findings{unchecked}")
+    return 0
+
+
+def _say_how_to_go_on(verdict: Verdict, asked: Asked) -> None:
+    if not verdict.interrupted:
+        return
+    larger = "; specsim shrink FILE makes what was found smaller" if verdict.findings else ""
+    again = f"specsim check {asked.target.text} --seed {asked.seed}"
+    typer.echo(f"specsim: interrupted. The same cases and schedules again, from the first: {again}{larger}.", err=True)

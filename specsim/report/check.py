@@ -1,0 +1,346 @@
+"""What `specsim check` prints of a verdict: the verdict, what to do about it, then the findings, the worst first.
+
+Each finding has a line: its rule, what is to blame, where, and who can reach it. The first ones follow in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape as without_markup
+
+from specsim import replay_file
+from specsim.deadline import SPENT
+from specsim.interrupts import WHY
+from specsim.report.page.plain import visible
+from specsim.report.terminal import INDENT, LABEL, TEXT_MAX, console_of, escape, print_row, show, table_of, wrapped
+from specsim.tiers.registry import TIERS, rule_label
+from specsim.verdict import REACHES, Compared, Finding, NotRun, Suite, Verdict
+
+SHOWN_IN_FULL = 3  # findings, without --verbose
+FINDING_LINES_MAX = 25  # of one of them, without --verbose
+_STYLES = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How much is printed. `quiet`: the verdict and a line a finding alone. `verbose`: every finding in full, every
+    row of what was checked. `not_run`: everything that was not run, with its reason.
+    """
+
+    quiet: bool = False
+    verbose: bool = False
+    not_run: bool = False
+
+
+def print_verdict(verdict: Verdict, detail: Detail) -> None:
+    """Print the verdict and as much of what it rests on as is asked for."""
+    console = console_of()
+    style, findings = _STYLES[verdict.verdict], verdict.new
+    first, *rest = wrapped(f"{verdict.verdict}: {_summary(verdict)}", console.width, "      ")
+    _print(console, [first.replace(verdict.verdict, f"[{style}]{verdict.verdict}[/]", 1), *rest])
+    if not detail.quiet:
+        _print(console, map(without_markup, wrapped(_what_to_do(verdict, detail), console.width, "")))
+    _print(console, [*([""] if findings else []), *_index(findings, console.width)])
+    if detail.quiet:
+        return
+    for number, finding in enumerate(findings[: None if detail.verbose else SHOWN_IN_FULL], 1):
+        _print_finding(console, number, finding, verdict, None if detail.verbose else FINDING_LINES_MAX)
+    console.print()
+    if detail.verbose:
+        _print_table(console, verdict)
+    else:
+        print_row(console, "target", f"{verdict.target}, seed {verdict.seed}")
+        for suite in verdict.suites:
+            print_row(console, suite.name, _counts(suite, verdict))
+    if verdict.baseline is not None:
+        _print_compared(console, verdict.baseline)
+    _print_not_run(console, verdict.suites, listed=detail.not_run or verdict.verdict == "error")
+    if detail.verbose:
+        for suite in verdict.suites:
+            _print_fallbacks(console, suite)
+
+
+def _summary(verdict: Verdict) -> str:
+    count, compared = len(verdict.new), verdict.baseline
+    new = " new" if compared else ""
+    findings = f"{count or 'no'}{new} finding{'s' if count > 1 or not count else ''}"
+    if count and verdict.verdict == "pass":
+        findings += f" below --fail-on {verdict.fail_on.text}"
+    if verdict.ignored:
+        findings += f", {len(verdict.ignored)} ignored"
+    if compared:
+        findings += f", {len(compared.known)} known from {escape(compared.name)}, {len(compared.gone)} gone"
+    if verdict.verdict == "error":
+        findings = "nothing could be checked"
+    counts = [
+        f"{count:,} {word}"
+        for word in ("cases", "schedules", "events")
+        if (count := sum(getattr(suite, word) for suite in verdict.suites))
+    ]
+    not_run = sum(len(suite.not_run) for suite in verdict.suites)
+    interrupted = ", interrupted" if verdict.interrupted else ""
+    return (
+        f"{findings}, {', '.join(counts) or 'nothing run'} in {verdict.seconds:.1f} s, {not_run} not run{interrupted}"
+    )
+
+
+def _what_to_do(verdict: Verdict, detail: Detail) -> str:
+    if verdict.verdict == "error":
+        return "Below is why; specsim doctor says what is missing here."
+    if not verdict.new:
+        return "A larger --budget-seconds and another --seed check more; specsim fuzz goes on for hours."
+    more = "" if detail.verbose or len(verdict.new) <= SHOWN_IN_FULL else "; -v has all in full"
+    return f"specsim explain SIGNATURE says what a finding means, specsim replay FILE shows it again{more}."
+
+
+# A line a finding
+
+
+def blamed(finding: Finding) -> str:
+    """What is to blame, in a few words: the signature without its tier and rule."""
+    parts = finding.signature.split(":")[1:]
+    return " ".join(dict.fromkeys(part for part in parts if part not in (finding.rule, finding.blame)))
+
+
+def _index(findings: Sequence[Finding], width: int) -> list[str]:
+    """A line for each finding, in columns. A row that is too long for them has none, and at last is wrapped."""
+    rows = [
+        (
+            f"{number:>3}.",
+            rule_label(one.tier, one.rule).partition(" ")[0],
+            visible(blamed(one)),
+            visible(one.where),
+            one.reach.partition(":")[0],
+        )
+        for number, one in enumerate(findings, 1)
+    ]
+    longest = [max((len(row[at]) for row in rows), default=0) for at in range(4)]
+    longest[2] = min(longest[2], width // 3 - 3)
+    longest[3] = max(0, min(longest[3], width - sum(longest[:3]) - len("  not called") - 6))
+    lines: list[str] = []
+    for row in rows:
+        cells = (*row[:3], shortened(row[3], longest[3]), row[4])
+        spilled = max(0, len(cells[2]) - longest[2])
+        rooms = (*longest[:3], max(0, longest[3] - spilled), 0)
+        columns = [cell.ljust(room) for cell, room in zip(cells, rooms, strict=True)]
+        line = next((one for one in ("  ".join(columns), "  ".join(cells)) if len(one) <= width), "  ".join(cells))
+        lines += map(without_markup, wrapped(line, width, "      "))
+    return lines
+
+
+def shortened(path: str, room: int) -> str:
+    """A path in `room` columns: its leading folders give way, and its last part stays whole."""
+    while len(path) > room and "/" in path:
+        path = path.removeprefix(".../").partition("/")[2]
+        path = f".../{path}" if "/" in path else path
+    return path
+
+
+# A finding in full
+
+
+def _print_finding(console: Console, number: int, finding: Finding, verdict: Verdict, most: int | None) -> None:
+    """Print a finding in at most so many lines: those of its case give way."""
+    before = [
+        ("rule", f"{rule_label(finding.tier, finding.rule)}: {finding.sentence}"),
+        ("where", finding.where or "unknown"),
+        *([("blame", _blame_sentence(finding))] if finding.blame else []),
+        ("expected", finding.expected),
+        ("actual", finding.actual),
+        ("severity", str(finding.severity)),
+        ("reach", _reach_sentence(finding.reach)),
+        ("hit by", _hit_by(verdict, finding)),
+        *_order_rows(finding),
+        *([("triage", finding.triage)] if finding.triage else []),
+    ]
+    case = [
+        *(("", line) for line in finding.details),
+        *(("" if number else "arguments", line) for number, line in enumerate(finding.arguments)),
+    ]
+    heading = wrapped(visible(f"{number}. {finding.title}", TEXT_MAX), console.width, "   ")
+    top, middle = _lines_of(console, before), _lines_of(console, case)
+    last = _lines_of(console, [("signature", finding.signature)])
+    room = None if most is None else max(3, most - len(heading) - len(top) - len(last) - 1)
+    if room is not None and len(middle) > room:
+        middle = [*middle[: room - 1], f"{INDENT}... {len(middle) - room + 1} more lines with -v"]
+    console.print()
+    _print(console, [f"[bold red]{without_markup(line)}[/]" for line in heading])
+    _print(console, map(without_markup, [*top, *middle, *last]))
+    replay = "none was written"
+    if finding.replay:
+        replay = f"[bold]{escape(replay_file.command(finding.replay, verdict.target, verdict.target))}[/]"
+    _print(console, [f"   {'replay':<{LABEL}} {replay}"])  # one line, however long: it is copied whole
+
+
+def _lines_of(console: Console, rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [
+        line
+        for name, text in rows
+        for line in wrapped(f"   {name:<{LABEL}} {visible(text, TEXT_MAX)}", console.width, INDENT)
+    ]
+
+
+def _blame_sentence(finding: Finding) -> str:
+    if finding.blame == "caller":
+        return f"the caller: how {finding.provider} calls {finding.op}, or what it does in its place"
+    return f"the kernel: {finding.op} of {finding.provider}, as documented"
+
+
+def _order_rows(finding: Finding) -> list[tuple[str, str]]:
+    if finding.order is None:
+        return []
+    if not finding.order:
+        return [("order", "none that matters: it happens in every order that was tried")]
+    one, two = finding.order
+    return [("order", one), ("", f"{two}; in the opposite order the rule holds")]
+
+
+def _reach_sentence(reach: str) -> str:
+    kind, _, place = reach.partition(":")
+    if place:
+        return f"{kind}: {place} keeps users from this configuration"
+    return kind if kind == "unknown" else f"{kind}: {REACHES[kind]}"
+
+
+def _hit_by(verdict: Verdict, finding: Finding) -> str:
+    """How rare a finding was: of how many cases or schedules."""
+    suites = [suite for suite in verdict.suites if suite.name == finding.tier]
+    tier = TIERS[finding.tier]
+    if tier.unit == "schedules":
+        return f"{finding.count} of {sum(suite.schedules for suite in suites)} schedules"
+    checked = [checked for suite in suites for checked in suite.judged if tier.finds(checked, finding.signature)]
+    return f"{finding.count} of {sum(one.cases for one in checked)} generated cases"
+
+
+# What was checked
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One thing that was checked. `part` says what kind of thing it is; `result` is ok, finding, not called or ""."""
+
+    part: str
+    name: str
+    more: str
+    where: str
+    calls: str
+    result: str
+
+
+def _rows(suite: Suite, verdict: Verdict) -> list[_Row]:
+    wrong = [*(finding.signature for finding in verdict.findings), *verdict.ignored]
+    rows = []
+    for one in suite.judged:
+        result = "finding" if any(TIERS[suite.name].finds(one, signature) for signature in wrong) else "ok"
+        name = one.subject.partition(":")[2]
+        rows.append(_Row("implementation", one.op, "" if name == one.op else name, one.where, f"{one.cases:,}", result))
+    if suite.schedules:
+        result = "finding" if any(signature.startswith(f"{suite.name}:") for signature in wrong) else "ok"
+        rows.append(_Row("schedules", "schedules", f"{suite.events:,} events", "", f"{suite.schedules:,}", result))
+    for part in suite.seam if any(part["kind"] == "real" for part in suite.seam) else ():
+        if part["kind"] != "not run":
+            name, is_real = part["name"], part["kind"] == "real"
+            found = any(s.startswith(f"{suite.name}:") and s.endswith(f":{name}") for s in wrong)
+            result = "not called" if is_real and not part["calls"] else "finding" if found else "ok"
+            calls = f"{part['calls']:,} ({part['lines_run']}/{part['lines']} lines)" if is_real else ""
+            rows.append(_Row("function", name, part["kind"], part["where"], calls, result))
+    return rows
+
+
+_RESULTS = {"ok": "ok", "finding": "with a finding", "not called": "not called"}
+
+
+def _counts(suite: Suite, verdict: Verdict) -> str:
+    """What a suite checked, one line: how many things of each kind, and what came of them."""
+    rows, texts = _rows(suite, verdict), []
+    for part in dict.fromkeys(row.part for row in rows):
+        results = [row.result for row in rows if row.part == part]
+        if part == "schedules":
+            texts.append(f"{suite.schedules:,} schedules of {suite.events:,} events: {_RESULTS[results[0]]}")
+            continue
+        cases = f", {suite.cases:,} cases" if part == "implementation" else ""
+        counted = ", ".join(f"{results.count(result)} {text}" for result, text in _RESULTS.items() if result in results)
+        texts.append(f"{len(results)} {part}{'s' if len(results) > 1 else ''}{cases}: {counted}")
+    return "; ".join(texts) or "not run"
+
+
+def _print_table(console: Console, verdict: Verdict) -> None:
+    table = table_of(
+        f"{verdict.target}, seed {verdict.seed}",
+        *("suite", "operation", "implementation", "where", "cases or calls", "result"),
+    )
+    styles = {"ok": "[green]ok[/]", "finding": "[red]finding[/]", "not called": "[yellow]not called[/]"}
+    for suite in verdict.suites:
+        for row in _rows(suite, verdict):
+            cells = (suite.name, *map(escape, (row.name, row.more, row.where)), row.calls, styles[row.result])
+            table.add_row(*cells)
+    show(console, table)
+
+
+def _print_compared(console: Console, compared: Compared) -> None:
+    """What a baseline knows: a line a signature."""
+    for what, signatures in (
+        ("known", compared.known),
+        ("gone", compared.gone),
+        ("not checked", compared.not_judged),
+    ):
+        for signature in signatures:
+            print_row(console, what, signature)
+
+
+# What was not run
+
+_KINDS: Mapping[str, Callable[[str], bool]] = {  # by how a reason begins or ends
+    "for the time budget": lambda why: why.startswith(SPENT),
+    "for the interrupt": lambda why: why == WHY,
+    "absent in this target": lambda why: (
+        why.startswith("not found: ") or why.endswith((" has no such operation", " does not provide it"))
+    ),
+    "not supported": lambda _why: True,
+}
+
+
+def kind_of(entry: NotRun) -> str:
+    """Why something was not run, in a few words that count many together."""
+    return next(kind for kind, is_it in _KINDS.items() if is_it(entry.why))
+
+
+def _print_not_run(console: Console, suites: Sequence[Suite], listed: bool) -> None:
+    """How many were not run for what kind of reason, one line; with `listed` each with its reason."""
+    entries = [entry for suite in suites for entry in suite.not_run]
+    kinds = [kind_of(entry) for entry in entries]
+    counts = [f"{kinds.count(kind)} {kind}" for kind in _KINDS if kind in kinds]
+    if entries and not listed:
+        print_row(console, "not run", f"{', '.join(counts)}; --show-not-run lists them", "yellow")
+    for entry in entries if listed else ():
+        print_row(console, "not run", f"{entry.what}: {entry.why}", "yellow")
+
+
+_FALLBACKS = {
+    "unsupported": "not in lockstep, which lacks",
+    "race": "whose programs race",
+    "error": "as it raises in lockstep alone",
+}
+
+
+def _print_fallbacks(console: Console, suite: Suite) -> None:
+    """What ran in Triton's interpreter: a line for each reason."""
+    for why, reason in _FALLBACKS.items():
+        found = [fallback for fallback in suite.fallbacks if fallback.why == why]
+        kernels = sorted({fallback.kernel for fallback in found})
+        if kernels:
+            names = ", ".join(sorted({name for fallback in found for name in fallback.names}))
+            count = f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} in Triton's interpreter"
+            text = f"{count}, {reason}{f' {names}' if names else ''}: {', '.join(kernels)}"
+            print_row(console, "fallback", text, "yellow")
+
+
+# Lines
+
+
+def _print(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True)
