@@ -2,8 +2,9 @@
 
 The JSON is an interface (`docs/verdict.md`): `format` is raised when a field changes its meaning or goes away, and
 stays when one is added. A verdict is `fail` when there is a finding that the baseline, if one was given, does not have;
-`error` when there is none and nothing could be checked; else `pass`. What could not be run is listed with its reason
-and is never counted as passed.
+`error` when there is none and nothing could be checked, or the baseline could not be; `incomplete` when something ran
+on the baseline and could not be run here; else `pass`. What could not be run is listed with its reason and is never
+counted as passed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import specsim
 
 FORMAT = "specsim.verdict/2"
 # The exit codes of every command.
-PASS, FINDING, USAGE, NONDETERMINISM, NOT_CHECKED, INTERRUPTED = 0, 1, 2, 3, 125, 130
+PASS, FINDING, USAGE, NONDETERMINISM, INCOMPLETE, NOT_CHECKED, INTERRUPTED = 0, 1, 2, 3, 4, 125, 130
 
 
 class Severity(enum.StrEnum):
@@ -180,7 +181,9 @@ class CheckedSubject:
 
 @dataclass(slots=True)
 class Suite:
-    """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's."""
+    """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's; `setups`
+    names those of a scheduler that schedules ran on.
+    """
 
     name: str
     cases: int = 0
@@ -191,6 +194,7 @@ class Suite:
     seam: list[dict[str, Any]] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    setups: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,8 @@ class Compared:
     `known`       found here and in the baseline
     `gone`        in the baseline; what could show it was run here and did not
     `not_judged`  in the baseline, and not checked here
+    `not_compared`  found here, by what the baseline could not run or did not get to
+    `tiers_here`, `tiers_there`  the tiers that ran here and on the baseline
     """
 
     name: str
@@ -209,6 +215,9 @@ class Compared:
     known: tuple[str, ...]
     gone: tuple[str, ...]
     not_judged: tuple[str, ...]
+    not_compared: tuple[str, ...] = ()
+    tiers_here: tuple[str, ...] = ()
+    tiers_there: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +245,8 @@ class Verdict:
     """The result of checking one target, in `seconds` of wall time. `baseline` is None when it was compared with none;
     `interrupted` says that it was ended from the keyboard. Its JSON has times only if it is `timed`: a check that ends
     by counts alone gives the same bytes each time. `ignored` are the signatures of findings that whoever asked did not
-    select, or ignores; they are in none of `findings`. `fail_on` says which of these fail the check.
+    select, or ignores; they are in none of `findings`. `fail_on` says which of these fail the check. `not_checked` is
+    what makes it incomplete beside its baseline, and `not_compared` says why there is none though one was asked for.
     """
 
     target: str
@@ -249,23 +259,29 @@ class Verdict:
     timed: bool = True
     ignored: tuple[str, ...] = ()
     fail_on: FailOn = FAILS_BY_DEFAULT
+    not_checked: tuple[NotRun, ...] = ()
+    not_compared: str = ""
 
     @property
     def new(self) -> list[Finding]:
-        """The findings that are not in the baseline; all of them when there is none."""
-        known = self.baseline.known if self.baseline else ()
-        return [finding for finding in self.findings if finding.signature not in known]
+        """The findings that the baseline does not have; all of them when there is none."""
+        old = (*self.baseline.known, *self.baseline.not_compared) if self.baseline else ()
+        return [finding for finding in self.findings if finding.signature not in old]
 
     @property
-    def verdict(self) -> Literal["pass", "fail", "error"]:
+    def verdict(self) -> Literal["pass", "fail", "incomplete", "error"]:
+        if self.not_compared:
+            return "error"
         if any(map(self.fail_on.fails, self.new)):
             return "fail"
-        checked = any(suite.cases or suite.schedules for suite in self.suites)
-        return "pass" if checked else "error"
+        if self.not_checked:
+            return "incomplete"
+        return "pass" if any(suite.cases or suite.schedules for suite in self.suites) else "error"
 
     @property
     def exit_code(self) -> int:
-        code = {"pass": PASS, "fail": FINDING, "error": NOT_CHECKED}[self.verdict]
+        codes = {"pass": PASS, "fail": FINDING, "incomplete": INCOMPLETE, "error": NOT_CHECKED}
+        code = codes[self.verdict]
         return INTERRUPTED if self.interrupted and code != FINDING else code
 
     def to_json(self) -> dict[str, Any]:
@@ -273,6 +289,8 @@ class Verdict:
         return {
             **self._checked(),
             **({"baseline": {n: _plain(getattr(compared, n)) for n in Compared.__slots__}} if compared else {}),
+            **({"not_checked": [asdict(entry) for entry in self.not_checked]} if self.not_checked else {}),
+            **({"not_compared": self.not_compared} if self.not_compared else {}),
             **({"interrupted": True} if self.interrupted else {}),
             **({"ignored": list(self.ignored)} if self.ignored else {}),
             **({"fail_on": self.fail_on.text} if self.fail_on != FAILS_BY_DEFAULT else {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from specsim.commands import suites as check_suites
 from specsim.engines.target import ModelTarget
 from specsim.errors import UsageError
 from specsim.findings import baseline, matrix
+from specsim.findings.comparison import Reach, compare
 from specsim.findings.matrix import Column
 from specsim.lifting.cache import Cache
 from specsim.report import github, junit, sarif
@@ -217,7 +219,8 @@ def test_a_baseline_is_read_back_as_it_was_written(found: set[str], kept: set[st
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "base.json"
         findings = [{"signature": signature, "rule": "I1", "title": "t", "where": ""} for signature in found]
-        assert baseline.save(file, "model", findings, kept - found) == len(found | kept)
+        verdict = {"target": "model", "findings": findings, "suites": []}
+        assert baseline.save(file, verdict, kept - found) == len(found | kept)
         assert baseline.load(file).signatures == found | kept
 
 
@@ -228,9 +231,10 @@ def test_a_baseline_is_read_back_as_it_was_written(found: set[str], kept: set[st
         (b"[]", "has format None"),
         (b"\xff\xfe", "is not a text file"),
         (b'{"format": "specsim.matrix/1"}', "has format 'specsim.matrix/1'"),
-        (b'{"format": "specsim.baseline/2", "findings": []}', "reads 'specsim.baseline/1'"),
-        (b'{"format": "specsim.baseline/1"}', "field 'findings' is not a list"),
-        (b'{"format": "specsim.baseline/1", "findings": [{"rule": "x"}]}', "findings[0] has no signature"),
+        (b'{"format": "specsim.baseline/1", "findings": []}', "reads 'specsim.baseline/2'"),
+        (b'{"format": "specsim.baseline/2"}', "field 'findings' is not a list"),
+        (b'{"format": "specsim.baseline/2", "findings": [{"rule": "x"}]}', "findings[0] has no signature"),
+        (b'{"format": "specsim.baseline/2", "findings": [], "ran": "all"}', "field 'ran' is not a list"),
     ],
 )
 def test_a_damaged_baseline_is_refused_by_what_is_wrong_with_it(tmp_path: Path, content: bytes, words: str) -> None:
@@ -258,12 +262,12 @@ def test_what_could_not_be_checked_here_is_not_gone() -> None:
         Suite("ops", cases=3, judged=[CheckedSubject("f", "f", "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
         Suite("accounting", schedules=4, events=90),
     ]
-    held = check_suites.compare(Verdict("model", 0, suites, [finding()]), baseline.Baseline("b", known))
+    held = compare(Verdict("model", 0, suites, [finding()]), "b", known, Reach())
     assert (held.known, held.new) == (("accounting:I32:resolve",), ())
     assert held.gone == ("accounting:I01:prepare", "ops:f:f")
     assert held.not_judged == ("ops:g:g", "workers:x:W1")
     suites[1].not_run.append(NotRun("the other schedules", "the time budget was spent"))
-    held = check_suites.compare(Verdict("model", 0, suites, [finding()]), baseline.Baseline("b", known))
+    held = compare(Verdict("model", 0, suites, [finding()]), "b", known, Reach())
     assert held.gone == ("ops:f:f",)
 
 
@@ -290,15 +294,49 @@ def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -
 @pytest.mark.parametrize(
     "column", [Column("model", {}, "it hangs", 2, 1.0), Column("model", {"verdict": "error"}, "", 125, 1.0)]
 )
-def test_a_baseline_that_cannot_be_checked_is_no_baseline(
+def test_of_a_baseline_that_cannot_be_checked_no_finding_is_lost(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
-    monkeypatch.setattr(one_target, "verdict_of", lambda asked: Verdict(asked.name, asked.seed))
+    found = Verdict("model", 0, [Suite("accounting", schedules=1)], [finding()])
+    monkeypatch.setattr(one_target, "verdict_of", lambda _asked: found)
     asked = check_suites.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, "swarm", tmp_path, "cpu", 1.0)
     options = {"--budget-seconds": 1.0}
-    code = one_target.check_one_target(asked, options, outputs.Outputs(), None, "model", False, False, None, Detail())
-    assert (code, "the baseline model cannot be checked" in capsys.readouterr().err) == (125, True)
+    files = [tmp_path / name for name in ("v.json", "j.xml", "s.sarif")]
+    written = outputs.Outputs(files[1], files[2], False)
+    code = one_target.check_one_target(asked, options, written, files[0], "model", False, False, None, Detail())
+    last = " ".join(capsys.readouterr().out.rpartition("not compared: ")[2].split())
+    assert (code, last.startswith("the baseline model cannot be checked")) == (125, True)
+    assert all("stale result" in file.read_text() for file in files)
+    assert json.loads(files[0].read_text())["not_compared"].startswith("the baseline model cannot be checked")
+
+
+def test_a_baseline_is_checked_with_every_option_of_a_gate(tmp_path: Path) -> None:
+    """Its findings are not shrunk, so that the attempts of --ci are not of it."""
+    arguments = ("check", "model", "--ci", "--baseline", "model", "--only", "accounting", "--schedules", "3")
+    for more in ((), ("--no-shrink",), ("--attempts", "2")):
+        ended = specsim(tmp_path, *arguments, *more, "--json", "v.json")
+        assert (ended.returncode, "no new findings, 0 known from model" in ended.stdout) == (0, True), ended.stderr
+        assert json.loads((tmp_path / "v.json").read_text())["baseline"]["tiers_there"] == ["accounting"]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "words"),
+    [
+        ("sglang@.#no-such-branch", "the repository has no commit 'no-such-branch'"),
+        ("sglang@nowhere", "the path nowhere does not exist"),
+        ("sglang@.", "is not SGLang"),
+        ("old.json", "has format 'specsim.baseline/1', this specsim reads"),
+    ],
+)
+def test_what_is_wrong_with_a_baseline_is_said_before_anything_is_checked(
+    baseline: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "old.json").write_text('{"format": "specsim.baseline/1", "findings": []}')
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    ended = specsim(tmp_path, "check", "model", "--ci", "--baseline", baseline)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert words in " ".join(ended.stderr.split())
 
 
 def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ TABLE = """
     [tool.specsim]
     target = "sglang@."
     budget = 7.5
+    cases = 4
+    schedules = 30
+    attempts = 0
     select = ["stale-result", "ops:*"]
     ignore = "W2"
     fail-on = "default/leak"
@@ -56,6 +59,9 @@ def test_settings_are_what_the_command_line_does_not_say(values: Values) -> None
     assert {name: taken[name] for name in KEYS.values()} == {
         "target": ["sglang@."],
         "budget_seconds": 7.5,
+        "cases": 4,
+        "schedules": 30,
+        "attempts": 0,
         "select": ["stale-result", "ops:*"],
         "ignore": ["W2"],
         "fail_on": "default/leak",
@@ -78,6 +84,7 @@ def test_a_setting_that_does_not_go_with_the_command_line_is_left_out(values: Va
     assert values("--baseline", "other.json")["baseline"] == "other.json"
     assert values("--ci")["budget_seconds"] is None
     assert values("--cases", "3")["budget_seconds"] is None
+    assert values("--ci")["schedules"] == 30
     assert values("--canary")["target"] is None
     assert values("--mutant", "A01")["target"] is None
     assert values("--mutant", "P07", "--only", "scheduler")["target"] == ["sglang@."]
@@ -109,9 +116,11 @@ def test_a_revision_and_what_is_no_path_stay_as_they_are(project: Path) -> None:
     [
         ("targt = 'model'", "[tool.specsim] has no key 'targt'.\n         Did you mean target?"),
         ("fail_on = 'leak'", "Did you mean fail-on?"),
-        ("zzzz = 1", "Keys are target, budget, select, ignore, fail-on, baseline"),
+        ("zzzz = 1", "Keys are target, budget, cases, schedules, attempts, select, ignore, fail-on, baseline"),
         ("budget = 'long'", "budget = 'long' in [tool.specsim]"),
         ("budget = true", "give seconds".capitalize()),
+        ("cases = 1.5", "Give a whole number"),
+        ("schedules = 'many'", "Give a whole number"),
         ("select = 3", "Give a text or a list of texts"),
         ("ignore = [1]", "Give a text or a list of texts"),
         ("baseline = ['a']", "Give a text"),
@@ -136,7 +145,7 @@ def test_a_table_that_is_wrong_is_refused(
 
 
 @given(st.text("targetbudgfilonsc-_", min_size=1, max_size=9).filter(lambda key: key not in KEYS))
-def test_no_key_but_the_six_is_taken(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
+def test_no_other_key_is_taken(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
     folder = tmp_path_factory.mktemp("keys")
     (folder / "pyproject.toml").write_text(f"[tool.specsim]\n{key} = 1\n")
     with pytest.raises(UsageError, match="has no key"):

@@ -16,11 +16,12 @@ from property_tests.support.wrong_providers import WRONG
 from specsim.cli import main
 from specsim.commands import suites
 from specsim.errors import UsageError
-from specsim.findings.baseline import Baseline
+from specsim.findings.comparison import Reach, compare
 from specsim.findings.explain import RULES
 from specsim.findings.matrix import Column, Matrix, cell_of
 from specsim.findings.selection import EVERYTHING, Selection, fail_on_of, selection_of
 from specsim.report.check import Detail, print_verdict
+from specsim.tiers.registry import TIERS
 from specsim.verdict import FAILS_BY_DEFAULT, REACHES, CheckedSubject, FailOn, Finding, Severity, Suite, Verdict
 
 KINDS = st.tuples(st.sampled_from(list(REACHES)), st.sampled_from(list(Severity)))
@@ -83,7 +84,7 @@ def test_a_check_reports_what_is_selected_and_names_the_rest_as_ignored(tmp_path
 def test_an_ignored_finding_is_not_gone_from_a_baseline_and_no_cell_calls_it_clean() -> None:
     shown = verdict(ignored=(BONUS,))
     shown.suites[0].judged.append(CheckedSubject("fill_bonus_tokens", "kernel:fill_bonus_tokens", "", 9))
-    compared = suites.compare(shown, Baseline("b", frozenset({BONUS})))
+    compared = compare(shown, "b", {BONUS}, Reach())
     assert (compared.gone, compared.not_judged) == ((), (BONUS,))
     assert cell_of(Column("model", shown.to_json(), "", 0, 0.0), BONUS).state == "not run"
 
@@ -146,7 +147,7 @@ def test_a_fail_on_that_is_neither_is_refused_with_what_was_meant(typed: str, me
 
 def test_a_known_finding_of_a_baseline_fails_nothing_whatever_fail_on_says() -> None:
     shown = verdict(finding(), fail_on=fail_on_of("by-design"))
-    shown.baseline = suites.compare(shown, Baseline("b", frozenset({BONUS})))
+    shown.baseline = compare(shown, "b", {BONUS}, Reach())
     assert shown.exit_code == 0
 
 
@@ -159,3 +160,17 @@ def test_a_matrix_fails_when_the_check_of_a_target_does() -> None:
 def test_findings_that_do_not_fail_are_shown_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     print_verdict(verdict(finding(severity="by-design")), Detail(quiet=True))
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line] == ["pass:", "1."]
+
+
+def test_a_tier_of_which_nothing_is_selected_is_not_run() -> None:
+    needed = {
+        text: [tier for tier in TIERS if selection_of([text], ()).needs(tier)]
+        for text in ("ops:*", "stale-result", "*:I05:*", "*retract*")
+    }
+    assert needed == {
+        "ops:*": ["ops"],
+        "stale-result": ["accounting"],
+        "*:I05:*": list(TIERS),
+        "*retract*": list(TIERS),
+    }
+    assert all(selection_of((), ["ops:*"]).needs(tier) for tier in TIERS)

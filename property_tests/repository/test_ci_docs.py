@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from specsim.choices.search_strategies import STRATEGIES
 from specsim.cli import app
-from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS, USAGE
+from specsim.verdict import FINDING, INCOMPLETE, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS, USAGE
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim-llm[test]")
 
@@ -98,4 +98,4 @@ def test_a_campaign_goes_on_from_the_cache_and_is_saved_whatever_comes_of_it() -
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
     documented = [int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)]
-    assert documented == [PASS, FINDING, USAGE, NONDETERMINISM, NOT_CHECKED, INTERRUPTED]
+    assert documented == [PASS, FINDING, USAGE, NONDETERMINISM, INCOMPLETE, NOT_CHECKED, INTERRUPTED]

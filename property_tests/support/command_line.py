@@ -18,6 +18,6 @@ def specsim(folder: Path, *arguments: str, **environment: str) -> subprocess.Com
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=900,
         env={**plain, "PYTHONPATH": path, "SPECSIM_CACHE_DIR": str(folder / "cache"), **environment},
     )

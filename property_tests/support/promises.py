@@ -28,6 +28,7 @@ FOLDERS = {
     "scheduler": "a release's own scheduler runs on a CPU, and its fakes are what it takes them for",
     "vdevice": "the virtual device orders what CUDA orders, and reports what CUDA does not",
     "cli": "every command ends with one verdict, one exit code and files that are whole",
+    "gate": "the gate of a pull request passes a clean tree, and neither a mistake nor what cannot be run any more",
     "gpu": "the kernels on a GPU are those of the interpreter",
     "repository": "the documentation is true, and the modules keep their layers",
 }

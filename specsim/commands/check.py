@@ -37,7 +37,8 @@ class CheckCommand(Command):
     groups: ClassVar[Mapping[str, Sequence[str]]] = {
         "What is checked": ("provider", "only", "worker", "fixtures", "use_fixtures", "kernels", "mutant", "canary"),
         "How much": ("budget_seconds", "cases", "schedules", "attempts", "shrinks", "ci", "seed", "strategy", "bulk"),
-        "What is reported": ("select", "ignore", "fail_on", "baseline", "update_baseline", "bisect_run"),
+        "What is reported": ("select", "ignore", "fail_on"),
+        "Beside a baseline": ("baseline", "update_baseline", "allow_not_run", "bisect_run"),
         "What is printed": ("verbose", "quiet", "show_not_run", "github"),
         "Files that are written": ("out", "json_file", "junit", "sarif"),
         "Several targets": ("jobs", "write", "pin_to"),
@@ -156,6 +157,14 @@ def check(
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Write the findings to the FILE of --baseline.")
     ] = False,
+    allow_not_run: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|GLOB",
+            help="Pass though this ran on the baseline and cannot run here: scheduler, ops:alloc_extend:*; "
+            "may be repeated.",
+        ),
+    ] = None,
     select: Annotated[
         list[str] | None,
         typer.Option(metavar="RULE|GLOB", help="Report these alone: a rule, or signatures with *; may be repeated."),
@@ -204,7 +213,7 @@ def check(
     from specsim.commands.suites import FIXTURES, Asked
     from specsim.engines.ranges import expand_targets
     from specsim.engines.sglang.releases import RELEASES
-    from specsim.findings.selection import fail_on_of, selection_of
+    from specsim.findings.selection import fail_on_of, names_of, selection_of
     from specsim.lifting.cache import open_cache
     from specsim.report.check import Detail
 
@@ -249,6 +258,8 @@ def check(
         options |= {"--select": tuple(select)} if select else {}
         options |= {"--ignore": tuple(ignore)} if ignore else {}
         options |= {"--fail-on": fail_on} if fail_on else {}
+        if allow_not_run and baseline is None:
+            raise UsageError("--allow-not-run without --baseline", "it is of what ran on a baseline: add --baseline")
         options |= {"--no-known": None} if not use_fixtures else {}
         options |= {"--no-shrink": None} if not shrinks else {}
         options = without_ignored(context, options)
@@ -303,6 +314,7 @@ def check(
         one_core=one_core,
         selection=selection,
         fail_on=fails,
+        allowed=names_of(allow_not_run or ()),
     )
     detail = Detail(quiet, verbose, show_not_run)
     raise typer.Exit(

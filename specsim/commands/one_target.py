@@ -6,7 +6,6 @@ import math
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +18,18 @@ from specsim.commands.suites import (
     REPLAY_SHARE,
     Asked,
     NoVerdictError,
-    also_shown,
     baseline_of,
     checked_beside,
-    compare,
+    replayed,
     verdict_of,
 )
 from specsim.errors import UsageError
-from specsim.verdict import NOT_CHECKED, Verdict
+from specsim.findings.comparison import compare, not_checked
+from specsim.verdict import INCOMPLETE, NOT_CHECKED, Verdict
 
 if TYPE_CHECKING:
+    from specsim.engines.target import Target
+    from specsim.findings.baseline import Baseline
     from specsim.report.check import Detail
 
 
@@ -70,24 +71,14 @@ def check_one_target(
     if isinstance(beside, Path) and beside.exists():
         stored = known.load(beside)
     asked = replace(asked, known=stored.signatures)
-    try:
-        with ExitStack() as stack:
-            if beside is None or isinstance(beside, Path):
-                verdict = verdict_of(asked)
-                verdict.baseline = compare(verdict, stored) if beside is not None else None
-            else:
-                share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
-                alike = {**options, "--only": "accounting"} if asked.mutant else dict(options)
-                if share < math.inf:
-                    alike["--budget-seconds"] = share
-                known_of = stack.enter_context(checked_beside(beside, alike, asked.out, share))
-                deadline = time.monotonic() + asked.budget_seconds
-                verdict = verdict_of(replace(asked, budget_seconds=share))
-                verdict.baseline = compare(verdict, known_of())
-                verdict.baseline = compare(verdict, also_shown(verdict, beside, asked, deadline))
-    except NoVerdictError as error:
-        typer.echo(f"specsim: {error}.", err=True)
-        return NOT_CHECKED
+    if beside is None or isinstance(beside, Path):
+        verdict = verdict_of(asked)
+        if beside is not None:
+            _compare(verdict, stored, asked)
+        if update_baseline:
+            verdict.not_checked = ()
+    else:
+        verdict = _checked_with(beside, asked, options)
     data = verdict.to_json()
     print_verdict(verdict, detail)
     if json_file is not None:
@@ -100,7 +91,36 @@ def check_one_target(
         return _update(beside, verdict)
     ran = (suite.cases or suite.schedules or TIERS[suite.name].missing for suite in verdict.suites)
     half_checked = verdict.verdict == "pass" and not all(ran)
-    return NOT_CHECKED if bisect_run and half_checked else verdict.exit_code
+    is_open = half_checked or verdict.exit_code == INCOMPLETE
+    return NOT_CHECKED if bisect_run and is_open else verdict.exit_code
+
+
+def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> Verdict:
+    """The verdict of a check, with that of a baseline which is a target, checked alike meanwhile."""
+    share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
+    alike = {**options, "--only": "accounting"} if asked.mutant else dict(options)
+    if share < math.inf:
+        alike["--budget-seconds"] = share
+    with checked_beside(beside, alike, asked.out, share) as known_of:
+        deadline = time.monotonic() + asked.budget_seconds
+        verdict = verdict_of(replace(asked, budget_seconds=share))
+        try:
+            baseline = known_of()
+        except NoVerdictError as error:
+            verdict.not_compared = str(error)
+            return verdict
+        shown, absent = replayed(verdict, baseline, beside, asked, deadline)
+        _compare(verdict, replace(baseline, signatures=baseline.signatures | shown), asked, absent)
+    return verdict
+
+
+def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozenset[str] = frozenset()) -> None:
+    """Note in a verdict what is new beside a baseline, and what keeps it from passing."""
+    verdict.baseline = compare(verdict, baseline.name, baseline.signatures, baseline.reach, absent)
+    if not verdict.interrupted:
+        verdict.not_checked = not_checked(
+            verdict, baseline.reach, operation=asked.operation, enough=asked.enough, allowed=asked.allowed
+        )
 
 
 def _update(file: Path, verdict: Verdict) -> int:
@@ -110,9 +130,8 @@ def _update(file: Path, verdict: Verdict) -> int:
     if verdict.interrupted or verdict.verdict == "error":
         typer.echo(f"specsim: the baseline {file} stays as it is: the check did not come to its end.", err=True)
         return verdict.exit_code or NOT_CHECKED
-    data = verdict.to_json()
     kept = verdict.baseline.not_judged if verdict.baseline else ()
-    count = known.save(file, verdict.target, data["findings"], kept)
+    count = known.save(file, verdict.to_json(), kept)
     unchecked = f", {len(kept)} of them kept because they were not checked" if kept else ""
     typer.echo(f"{file}: {count} known findings{unchecked}")
     return 0

@@ -19,12 +19,20 @@ FILE = "pyproject.toml"
 KEYS = {  # of the table: the parameter of `check` that it stands for
     "target": "target",
     "budget": "budget_seconds",
+    "cases": "cases",
+    "schedules": "schedules",
+    "attempts": "attempts",
     "select": "select",
     "ignore": "ignore",
     "fail-on": "fail_on",
     "baseline": "baseline",
 }
 _LISTS = ("target", "select", "ignore")
+_COUNTS = ("cases", "schedules", "attempts")
+_NUMBERS: Mapping[str, tuple[Any, str]] = {
+    "budget": (int | float, "give seconds, as a number"),
+    **dict.fromkeys(_COUNTS, (int, "give a whole number")),
+}
 _CHECKOUT = re.compile(r"(?P<package>[\w-]+)@(?P<path>[^#]+)(?P<revision>#.*)?")
 
 
@@ -62,10 +70,11 @@ def _table(file: Path) -> Mapping[str, Any] | None:
 
 
 def _value(project: Path, folder: Path, key: str, value: Any) -> Any:
-    if key == "budget":
-        if isinstance(value, int | float) and not isinstance(value, bool):
+    if key in _NUMBERS:
+        allowed, remedy = _NUMBERS[key]
+        if isinstance(value, allowed) and not isinstance(value, bool):
             return value
-        raise _refused(project, key, value, "give seconds, as a number")
+        raise _refused(project, key, value, remedy)
     texts = value if isinstance(value, list) and key in _LISTS else [value]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise _refused(project, key, value, "give a text or a list of texts" if key in _LISTS else "give a text")
@@ -91,7 +100,7 @@ def _from(project: Path, folder: Path, text: str, may_be_file: bool) -> str:
 
 def leave_out(values: dict[str, Any], from_project: set[str]) -> None:
     """Take back settings of the project that do not go with what the command line says, in `values` by parameter."""
-    counted = any(values[name] is not None for name in ("cases", "schedules", "attempts"))
+    counted = any(values[name] is not None and name not in from_project for name in _COUNTS)
     of_the_model = values["canary"] or (values["mutant"] and values["only"] != "scheduler")
     if values["provider"] or of_the_model:
         _take_back(values, from_project, "target")

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import specsim
 from specsim.commands import skipped_operations
 from specsim.errors import UsageError
 from specsim.findings.selection import EVERYTHING, Selection
-from specsim.verdict import FAILS_BY_DEFAULT, Compared, FailOn, Finding, NotRun, Suite, Verdict
+from specsim.verdict import FAILS_BY_DEFAULT, FailOn, Finding, NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -42,7 +42,8 @@ class Asked:
     smaller case or schedule of each finding, as many as each tier makes by itself for None. Without `shrinks` what is
     found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
     the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
-    With `one_core` everything shares one core. `selection` and `fail_on` say what is reported, and what of it fails.
+    With `one_core` everything shares one core. `selection` and `fail_on` say what is reported, and what of it fails;
+    what `allowed` matches may be not run, though it runs on a baseline.
     """
 
     target: Target
@@ -68,6 +69,7 @@ class Asked:
     fixtures: Path | None = FIXTURES
     selection: Selection = EVERYTHING
     fail_on: FailOn = FAILS_BY_DEFAULT
+    allowed: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,12 +77,24 @@ class Asked:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """The tiers to run. A mutant is of what schedules run: operations and worker functions are not touched."""
+        """The tiers to run: of a selection those that it may be of. A mutant is of what schedules run: operations and
+        worker functions are not touched.
+        """
         from specsim.tiers.registry import TIERS
 
-        default = [name for name, tier in TIERS.items() if tier.by_default and tier.is_of(self.target)]
+        is_default = {name: tier.by_default and tier.is_of(self.target) for name, tier in TIERS.items()}
+        default = [name for name in TIERS if is_default[name] and self.selection.needs(name)]
         wanted = [self.only] if self.only else default
         return tuple(name for name in wanted if not self.mutant or TIERS[name].unit == "schedules")
+
+    @property
+    def enough(self) -> dict[str, int]:
+        """Schedules of each tier below which a check says too little: a tenth of those of a gate."""
+        from specsim.commands.limits import CI_SCHEDULES
+        from specsim.tiers.registry import TIERS
+
+        gate = replace(self, schedules=min(self.schedules, CI_SCHEDULES))
+        return {tier: gate.count(tier) // 10 for tier in self.tiers if TIERS[tier].unit == "schedules"}
 
     def count(self, tier: str) -> int:
         """Cases of each operation, or schedules, that a tier runs at most."""
@@ -210,31 +224,6 @@ def _with_triage(target: Target, findings: list[Finding]) -> list[Finding]:
 # The baseline
 
 
-def compare(verdict: Verdict, baseline: Baseline) -> Compared:
-    """What is new, known and gone. What a suite could not have shown here is not gone."""
-    from specsim.findings.matrix import Column, cell_of
-
-    found = {finding.signature for finding in verdict.findings}
-    column = Column(verdict.target, verdict.to_json(), "", 0, 0.0)
-    # A suite that did not come to its end may yet have shown it.
-    cut_short = {suite.name for suite in verdict.suites if any(_is_rest(entry) for entry in suite.not_run)}
-    missing = {
-        signature: "not run" if signature.split(":")[0] in cut_short else cell_of(column, signature).state
-        for signature in baseline.signatures - found
-    }
-    return Compared(
-        name=baseline.name,
-        new=tuple(sorted(found - baseline.signatures)),
-        known=tuple(sorted(found & baseline.signatures)),
-        gone=tuple(sorted(signature for signature, state in missing.items() if state == "clean")),
-        not_judged=tuple(sorted(signature for signature, state in missing.items() if state != "clean")),
-    )
-
-
-def _is_rest(entry: NotRun) -> bool:
-    return entry.what == "the other schedules" or entry.what.startswith("schedules after ")
-
-
 def baseline_of(text: str, update: bool) -> Path | Target:
     """A baseline as it is typed: a file that is there or is to be written, else a target."""
     from specsim.engines.target import parse_target
@@ -267,13 +256,15 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def checked_beside(target: Target, options: Mapping[str, Any], out: Path, seconds: float) -> Iterator[KnownOf]:
-    """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for its signatures.
+    """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for what it has.
     Nothing is shrunk there. Raises NoVerdictError when it has no verdict.
     """
     from specsim.findings.baseline import Baseline
+    from specsim.findings.comparison import reach_of
     from specsim.findings.matrix import check_one, end
 
-    arguments = [*arguments_of(options), "--no-shrink", "--no-github", "--out", str(out / "baseline")]
+    alike = {name: value for name, value in options.items() if name not in ("--attempts", "--no-shrink")}
+    arguments = [*arguments_of(alike), "--no-shrink", "--no-github", "--out", str(out / "baseline")]
     processes: list[subprocess.Popen[str]] = []
 
     def known_of() -> Baseline:
@@ -281,7 +272,8 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
         if not column.verdict or column.verdict["verdict"] == "error":
             why = column.why or "nothing of it could be checked"
             raise NoVerdictError(f"the baseline {target.text} cannot be checked: {why}")
-        return Baseline(target.text, frozenset(finding["signature"] for finding in column.verdict["findings"]))
+        signatures = frozenset(finding["signature"] for finding in column.verdict["findings"])
+        return Baseline(target.text, signatures, reach_of(column.verdict["suites"]))
 
     with ThreadPoolExecutor(1) as pool:
         checked = pool.submit(check_one, target.text, arguments, seconds, on_start=processes.append)
@@ -292,19 +284,17 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
                 end(process)
 
 
-def also_shown(verdict: Verdict, target: Target, asked: Asked, deadline: float) -> Baseline:
-    """The baseline `target` with what is new in the verdict and shows there too when its case or schedule is replayed
-    by `deadline` (of time.monotonic): the baseline's own check may have missed what is rare.
+def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked, deadline: float) -> Replayed:
+    """What is found in the verdict and not in the baseline, replayed on the baseline's target by `deadline` (of
+    time.monotonic): its own check may have missed what is rare.
     """
     from specsim import replay_file
-    from specsim.findings.baseline import Baseline
     from specsim.tiers.replaying import outcome_of, replay, request_of
     from specsim.tiers.tier import State
 
-    assert verdict.baseline is not None
-    signatures = {*verdict.baseline.known, *verdict.baseline.gone, *verdict.baseline.not_judged}
-    for finding in verdict.new if not verdict.interrupted else ():
-        if not finding.replay or time.monotonic() > deadline:
+    states: dict[str, State] = {}
+    for finding in verdict.findings if not verdict.interrupted else ():
+        if finding.signature in baseline.signatures or not finding.replay or time.monotonic() > deadline:
             continue
         file = Path(finding.replay)
         try:
@@ -312,8 +302,17 @@ def also_shown(verdict: Verdict, target: Target, asked: Asked, deadline: float) 
             # The baseline has no mutant of the model.
             request = request_of(stored, target.text, asked.cache.folder, asked.hang_seconds, as_found=False)
             answer = replay(request, file, record=True)
-        except UsageError:  # the baseline does not have it
+        except UsageError:  # it does not run there
             continue
-        if outcome_of(stored, target.text, answer).state is State.SHOWN:
-            signatures.add(finding.signature)
-    return Baseline(verdict.baseline.name, frozenset(signatures))
+        states[finding.signature] = outcome_of(stored, target.text, answer).state
+    return Replayed(
+        frozenset(signature for signature, state in states.items() if state is State.SHOWN),
+        frozenset(signature for signature, state in states.items() if state is State.GONE),
+    )
+
+
+class Replayed(NamedTuple):
+    """Signatures of findings that a baseline has, too, and of those that it has not, as replays on it show."""
+
+    shown: frozenset[str]
+    absent: frozenset[str]

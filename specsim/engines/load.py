@@ -6,11 +6,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.accounting_target import ModelTarget as ModelAccountingTarget
-from specsim.engines.packages import fetch_release
+from specsim.engines.packages import fetch_release, open_source
 from specsim.engines.registry import ENGINES, Engine
 from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
 from specsim.errors import UsageError, described
@@ -44,12 +45,14 @@ def load_provider(target: Target, cache: Cache, op: str = "") -> Provider:
 
 def prepare(target: Target, cache: Cache, on_gpu: bool) -> None:
     """Fetch and build what a check of the target will need, which may take longer than a child may take to start: of
-    what runs on a GPU alone nothing elsewhere.
+    what runs on a GPU alone nothing elsewhere. UsageError for a target whose source is not there.
     """
     if isinstance(target, ModelTarget | PythonTarget):
         return
     engine = _engine(target)
-    if on_gpu or engine.source is not None:
+    if engine.source is not None:
+        open_source(target, cache)
+    elif on_gpu:
         fetch_release(target, cache)
     if on_gpu and engine.build is not None:
         _function(engine.build)(target, cache)
@@ -96,13 +99,26 @@ def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]
     return probes
 
 
-def load_scheduler(target: Target, cache: Cache, mutant: str = "") -> SchedulerTarget | NotRun:
-    """The scheduler of a target, imported with a planted defect in it, or why it is not run."""
+def load_scheduler(
+    target: Target, cache: Cache, mutant: str = "", root: Path | None = None
+) -> SchedulerTarget | NotRun:
+    """The scheduler of a target, imported with a planted defect in it, or why it is not run. `root` is the folder that
+    `files_of` gave, None where it was not asked.
+    """
     maker = None if isinstance(target, ModelTarget | PythonTarget) else _engine(target).subjects.get("scheduler")
     if maker is None:
         return NotRun("scheduler", "only releases and checkouts of an engine have a scheduler")
-    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant)
+    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root)
     return found
+
+
+def files_of(target: Target, cache: Cache) -> Path:
+    """The folder from which an engine's target is imported; that of a git revision is there until this process ends."""
+    assert not isinstance(target, ModelTarget | PythonTarget)
+    files = _engine(target).files
+    assert files is not None
+    folder: Path = _function(files)(target, cache)
+    return folder
 
 
 _OURS = ("torch", "triton", "numpy")  # what specsim imports itself, and takes long

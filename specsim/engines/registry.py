@@ -28,6 +28,7 @@ class Engine:
                     those of the function of `load` that calls it
     `source`        the Python package that is lifted from, None where no Python of it is read
     `kept`          the entries of its wheel that are kept in the cache, None for the whole wheel
+    `files`         the folder that a target is imported from: (target, cache); None where none is imported
     `build`         builds ahead of a check on a GPU: (target, cache); None where nothing is built
     """
 
@@ -36,6 +37,7 @@ class Engine:
     subjects: Mapping[str, Function]
     source: Package | None = None
     kept: re.Pattern[str] | None = None
+    files: Function | None = None
     build: Function | None = None
 
 
@@ -57,6 +59,7 @@ ENGINES = {
             "scheduler": ("specsim.engines.sglang.scheduler.target", "sglang_scheduler"),
         },
         source=SGLANG,
+        files=("specsim.engines.sglang.scheduler.importable", "folder_of"),
         build=("specsim.engines.sglang.cuda_sources", "build_target"),
     ),
     "vllm": Engine(

@@ -1,32 +1,35 @@
 """Baselines: the signatures that are known, so that a check fails for new ones only.
 
-A baseline is a file that `specsim check --baseline FILE --update-baseline` writes, or the JSON of a verdict. What is in
-it is what a reader of a diff wants to see: a line a signature, sorted, with its rule and where it was; nothing that
-changes from run to run.
+A baseline is a file that `specsim check --baseline FILE --update-baseline` writes, or the JSON of a verdict. In it is
+what a reader of a diff wants to see: each signature, sorted, with its rule and where it was; and a line for each thing
+that was run, so that a later check can say what it could not run any more. Nothing in it changes from run to run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import specsim
 from specsim.errors import UsageError
 from specsim.files import read_json, write_json
+from specsim.findings.comparison import Reach, reach_of
+from specsim.tiers.not_run import is_absent
 from specsim.verdict import FORMAT as VERDICT_FORMAT
 
-FORMAT = "specsim.baseline/1"
+FORMAT = "specsim.baseline/2"
 REMEDY = "give a file that `specsim check --baseline FILE --update-baseline` or `specsim check --json FILE` wrote"
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What is known. `name` is the file or target that it comes from."""
+    """What is known. `name` is the file or target that it comes from, and `reach` what was run to know it."""
 
     name: str
     signatures: frozenset[str]
+    reach: Reach = field(default_factory=Reach)
 
 
 def load(path: Path) -> Baseline:
@@ -44,15 +47,32 @@ def load(path: Path) -> Baseline:
     for number, finding in enumerate(data["findings"]):
         if not isinstance(finding, dict) or not isinstance(finding.get("signature"), str):
             raise UsageError(f"the baseline {path}: findings[{number}] has no signature", REMEDY)
-    return Baseline(str(path), frozenset(finding["signature"] for finding in data["findings"]))
+    reach = reach_of(data.get("suites", ())) if kind == VERDICT_FORMAT else _reach(path, data)
+    return Baseline(str(path), frozenset(finding["signature"] for finding in data["findings"]), reach)
 
 
-def save(path: Path, target: str, findings: Iterable[Mapping[str, Any]], kept: Iterable[str]) -> int:
+def _reach(path: Path, data: Mapping[str, Any]) -> Reach:
+    for name in ("ran", "not_run"):
+        if not isinstance(data.get(name), list) or not all(isinstance(one, str) for one in data[name]):
+            raise UsageError(f"the baseline {path}: field {name!r} is not a list of texts", REMEDY)
+    reasons: dict[str, dict[str, str]] = {}
+    for entry in data["not_run"]:
+        tier, _, what = entry.partition(":")
+        reasons.setdefault(tier, {})[what] = "it was not run"
+    return Reach(frozenset(data["ran"]), reasons)
+
+
+def save(path: Path, verdict: Mapping[str, Any], kept: Iterable[str]) -> int:
     """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be checked; returns
     how many there are.
     """
     entries = [{"signature": signature} for signature in kept]
-    entries += [{name: found[name] for name in ("signature", "rule", "title", "where")} for found in findings]
+    entries += [
+        {name: found[name] for name in ("signature", "rule", "title", "where")} for found in verdict["findings"]
+    ]
     entries.sort(key=lambda entry: str(entry["signature"]))
-    write_json(path, {"format": FORMAT, "specsim": specsim.__version__, "target": target, "findings": entries})
+    reach = reach_of(verdict["suites"])
+    skipped = [f"{tier}:{what}" for tier, what, why in reach.reasons if not is_absent(why)]
+    about = {"format": FORMAT, "specsim": specsim.__version__, "target": verdict["target"]}
+    write_json(path, {**about, "ran": sorted(reach.ran), "not_run": sorted(skipped), "findings": entries})
     return len(entries)

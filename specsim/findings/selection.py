@@ -27,12 +27,23 @@ class Selection:
         selected = not self.select or any(_matches(finding, pattern) for pattern in self.select)
         return selected and not any(_matches(finding, pattern) for pattern in self.ignore)
 
+    def needs(self, tier: str) -> bool:
+        """Whether a tier may have findings that are reported: one that has none need not run."""
+        return not self.select or any(
+            pattern in TIERS[tier].rules or _may_be_of(tier, pattern) for pattern in self.select
+        )
+
 
 EVERYTHING = Selection()
 
 
 def _matches(finding: Finding, pattern: str) -> bool:
     return pattern == finding.rule or fnmatchcase(finding.signature, pattern)
+
+
+def _may_be_of(tier: str, pattern: str) -> bool:
+    head, colon, _ = pattern.partition(":")
+    return fnmatchcase(tier, head) if colon else bool(_WILD & set(pattern))
 
 
 def selection_of(select: Sequence[str], ignore: Sequence[str]) -> Selection:
@@ -57,6 +68,17 @@ def _pattern(option: str, text: str) -> str:
     remedy = "name a rule by number or slug, or a signature with * for any part of it; specsim explain explains both"
     problem = f"{option} {text!r} is no rule and no signature"
     raise UsageError(problem, f"{near} {remedy[:1].upper()}{remedy[1:]}" if near else remedy)
+
+
+def names_of(texts: Sequence[str]) -> tuple[str, ...]:
+    """What --allow-not-run asks for. UsageError for what begins with no tier."""
+    for text in texts:
+        tier = text.partition(":")[0]
+        if tier not in TIERS and not _WILD & set(tier):
+            near, allowed = did_you_mean(tier, TIERS), f"name begins with one of {', '.join(TIERS)}"
+            remedy = f"{near} A {allowed}" if near else f"a {allowed}"
+            raise UsageError(f"--allow-not-run {text!r}: there is no tier {tier!r}", remedy)
+    return tuple(texts)
 
 
 def fail_on_of(text: str) -> FailOn:

@@ -27,10 +27,10 @@ from specsim.isolation.questions import CODE, put
 class ForkServer:
     """One process that forks for each question, under one PYTHONHASHSEED. It is started at once, and again after a
     question that it did not survive. Close it at the end. `module` is what it runs, `kinds` the union of the messages
-    that it sends; `prepare` is called with each question before it is put.
+    that it sends; what `prepare` makes of each question is put.
     """
 
-    def __init__(self, hash_seed: str, module: str, kinds: Any, prepare: Callable[[Any], None]) -> None:
+    def __init__(self, hash_seed: str, module: str, kinds: Any, prepare: Callable[[Any], Any]) -> None:
         self._hash_seed = hash_seed
         self._module = module
         self._kinds = kinds
@@ -75,7 +75,7 @@ class ForkServer:
             self._end()
             self._start()
         self._stderr.truncate(0)  # what a target prints for hours is not to fill the disk
-        self._prepare(request)
+        request = self._prepare(request)
         nonce = new_nonce()
         asked = envelope(request, nonce)
         reader, writer = os.pipe()

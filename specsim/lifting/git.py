@@ -47,14 +47,14 @@ _PLACES = (  # set inside hooks and by `git bisect run`; they would name another
 )
 
 
-def run_git(label: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """git in the folder `path`, whatever the surroundings say. UsageError, which begins with `label`, when there is no
-    git.
+def run_git(label: str, path: Path, *arguments: str, question: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """git in the folder `path`, whatever the surroundings say; `question` is what it reads. UsageError, which begins
+    with `label`, when there is no git.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _PLACES} | _SETTINGS
     command = ["git", *_OPTIONS, "-C", str(path), *arguments]
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
+        return subprocess.run(command, input=question, capture_output=True, check=False, env=environment)
     except OSError as error:
         raise UsageError(
             f"{label}: cannot run git: {error.strerror or error}",

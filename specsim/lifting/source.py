@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 from collections.abc import Collection
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
@@ -173,13 +172,13 @@ class DirectorySource:
 class GitSource:
     """A revision in a git repository. Work tree and index are neither read nor changed, and no hook runs.
 
-    `commit` is the full hash of the revision at the time of opening.
+    `commit` is the full hash of the revision at the time of opening, and `repository` the folder in which git is asked.
     """
 
     def __init__(self, path: Path, revision: str, package: Package, label: str = "") -> None:
         self.label = label or f"{package.folder}@{path}#{revision}"
         self.package = package.folder
-        self._path = path if path.is_dir() else path.parent
+        self.repository = path if path.is_dir() else path.parent
         self.commit = self._resolve(revision)
         self._blobs = self._find_package(package)
         self._texts: dict[str, str] = {}
@@ -202,20 +201,41 @@ class GitSource:
     def paths(self, under: str) -> list[str]:
         return _below(self._blobs, under)
 
+    def write(self, folder: Path) -> None:
+        """Write the package below `folder`, its files as the commit has them: git runs no filter that the repository
+        names, as `git archive` would. A file whose path is not plain is left out. UsageError where none can be written.
+        """
+        blobs = {path: name for path, (name, _size) in self._blobs.items() if _is_plain(path)}
+        names = "".join(f"{name}\n" for name in blobs.values())
+        answer, at = self._git_or_raise("cat-file", "--batch", question=names.encode()), 0
+        try:
+            for path in blobs:
+                end_of_line = answer.index(b"\n", at)
+                start, size = end_of_line + 1, int(answer[at:end_of_line].split()[2])
+                file = folder / self.package / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(answer[start : start + size])
+                at = start + size + 1
+        except OSError as error:
+            raise UsageError(
+                f"{self.label} cannot be written in {folder.parent}: {error.strerror or error}",
+                "free some space or name another folder with --cache-dir or SPECSIM_CACHE_DIR",
+            ) from error
+
     def _resolve(self, revision: str) -> str:
-        ended = resolved(self.label, self._path, revision)
+        ended = resolved(self.label, self.repository, revision)
         if isinstance(ended, str):
             return ended
         said = ended.stderr.decode("utf-8", "replace").strip()
         if "not a git repository" in said:
             raise UsageError(
-                f"{self.label}: {self._path} is not in a git repository",
+                f"{self.label}: {self.repository} is not in a git repository",
                 "leave #REV away to read the folder as it is",
             )
         if "dubious ownership" in said:
             raise UsageError(
-                f"{self.label}: git refuses {self._path}, which belongs to another user",
-                f"allow it with git config --global --add safe.directory {self._path}",
+                f"{self.label}: git refuses {self.repository}, which belongs to another user",
+                f"allow it with git config --global --add safe.directory {self.repository}",
             )
         raise UsageError(
             f"{self.label}: the repository has no commit {revision!r}",
@@ -239,11 +259,8 @@ class GitSource:
                 return blobs
         raise package.missing(self.label)
 
-    def _git(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return run_git(self.label, self._path, *arguments)
-
-    def _git_or_raise(self, *arguments: str) -> bytes:
-        ended = self._git(*arguments)
+    def _git_or_raise(self, *arguments: str, question: bytes = b"") -> bytes:
+        ended = run_git(self.label, self.repository, *arguments, question=question)
         if ended.returncode:
             said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
             raise UsageError(
@@ -254,11 +271,15 @@ class GitSource:
 
 def _plain(path: str) -> str:
     """`path` itself, when it is relative, has no `..` and no second spelling."""
-    pure = PurePosixPath(path)
-    odd = pure.as_posix() != path or path == "." or pure.is_absolute() or ".." in pure.parts
-    if odd or "\\" in path or "\0" in path:
+    if not _is_plain(path):
         raise ValueError(f"{path!r} is not a plain path relative to the package folder")
     return path
+
+
+def _is_plain(path: str) -> bool:
+    pure = PurePosixPath(path)
+    odd = pure.as_posix() != path or path == "." or pure.is_absolute() or ".." in pure.parts
+    return not (odd or "\\" in path or "\0" in path)
 
 
 def _below(files: Collection[str], under: str) -> list[str]:

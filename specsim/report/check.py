@@ -16,12 +16,14 @@ from specsim.deadline import SPENT
 from specsim.interrupts import WHY
 from specsim.report.page.plain import visible
 from specsim.report.terminal import INDENT, LABEL, TEXT_MAX, console_of, escape, print_row, show, table_of, wrapped
+from specsim.tiers.not_run import is_absent
 from specsim.tiers.registry import TIERS, rule_label
 from specsim.verdict import REACHES, Compared, Finding, NotRun, Suite, Verdict
 
 SHOWN_IN_FULL = 3  # findings, without --verbose
+NOT_CHECKED_MAX = 5
 FINDING_LINES_MAX = 25  # of one of them, without --verbose
-_STYLES = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}
+_STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold yellow", "error": "bold yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def print_verdict(verdict: Verdict, detail: Detail) -> None:
         _print(console, map(without_markup, wrapped(_what_to_do(verdict, detail), console.width, "")))
     _print(console, [*([""] if findings else []), *_index(findings, console.width)])
     if detail.quiet:
+        _print_not_checked(console, verdict, detail)
         return
     for number, finding in enumerate(findings[: None if detail.verbose else SHOWN_IN_FULL], 1):
         _print_finding(console, number, finding, verdict, None if detail.verbose else FINDING_LINES_MAX)
@@ -61,6 +64,19 @@ def print_verdict(verdict: Verdict, detail: Detail) -> None:
     if detail.verbose:
         for suite in verdict.suites:
             _print_fallbacks(console, suite)
+    _print_not_checked(console, verdict, detail)
+
+
+def _print_not_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
+    """What keeps a verdict from passing beside its baseline, at the end, where nobody overlooks it."""
+    entries = verdict.not_checked if detail.not_run or detail.verbose else verdict.not_checked[:NOT_CHECKED_MAX]
+    lines = [f"not checked: {visible(entry.what)} ({visible(entry.why)})" for entry in entries]
+    if more := len(verdict.not_checked) - len(entries):
+        lines.append(f"not checked: {more} more; --show-not-run lists them")
+    if verdict.not_compared:
+        lines.append(f"not compared: {visible(verdict.not_compared)}")
+    for line in lines:
+        _print(console, [f"[bold yellow]{without_markup(one)}[/]" for one in wrapped(line, console.width, "    ")])
 
 
 def _summary(verdict: Verdict) -> str:
@@ -73,8 +89,12 @@ def _summary(verdict: Verdict) -> str:
         findings += f", {len(verdict.ignored)} ignored"
     if compared:
         findings += f", {len(compared.known)} known from {escape(compared.name)}, {len(compared.gone)} gone"
+    if compared and compared.not_compared:
+        findings += f", {len(compared.not_compared)} not compared"
     if verdict.verdict == "error":
-        findings = "nothing could be checked"
+        findings = f"{findings}, not compared" if verdict.not_compared else "nothing could be checked"
+    if verdict.not_checked:
+        findings += f", {len(verdict.not_checked)} not checked"
     counts = [
         f"{count:,} {word}"
         for word in ("cases", "schedules", "events")
@@ -88,8 +108,12 @@ def _summary(verdict: Verdict) -> str:
 
 
 def _what_to_do(verdict: Verdict, detail: Detail) -> str:
+    if verdict.not_compared:
+        return "The last line says why; nothing is called new or known."
     if verdict.verdict == "error":
         return "Below is why; specsim doctor says what is missing here."
+    if verdict.not_checked and not verdict.new:
+        return "The last lines say what; --allow-not-run NAME accepts that it is not checked."
     if not verdict.new:
         return "A larger --budget-seconds and another --seed check more; specsim fuzz goes on for hours."
     more = "" if detail.verbose or len(verdict.new) <= SHOWN_IN_FULL else "; -v has all in full"
@@ -281,14 +305,18 @@ def _print_table(console: Console, verdict: Verdict) -> None:
 
 
 def _print_compared(console: Console, compared: Compared) -> None:
-    """What a baseline knows: a line a signature."""
+    """What a baseline knows: a line a signature; and which tiers ran on one side alone."""
     for what, signatures in (
         ("known", compared.known),
         ("gone", compared.gone),
-        ("not checked", compared.not_judged),
+        ("not judged", compared.not_judged),
+        ("uncompared", compared.not_compared),
     ):
         for signature in signatures:
             print_row(console, what, signature)
+    if compared.tiers_here != compared.tiers_there:
+        print_row(console, "ran", f"{', '.join(compared.tiers_here) or 'nothing'}")
+        print_row(console, "baseline", f"{', '.join(compared.tiers_there) or 'nothing'} ran on {compared.name}")
 
 
 # What was not run
@@ -296,9 +324,7 @@ def _print_compared(console: Console, compared: Compared) -> None:
 _KINDS: Mapping[str, Callable[[str], bool]] = {  # by how a reason begins or ends
     "for the time budget": lambda why: why.startswith(SPENT),
     "for the interrupt": lambda why: why == WHY,
-    "absent in this target": lambda why: (
-        why.startswith("not found: ") or why.endswith((" has no such operation", " does not provide it"))
-    ),
+    "absent in this target": is_absent,
     "not supported": lambda _why: True,
 }
 

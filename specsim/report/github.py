@@ -47,9 +47,18 @@ def _field(text: str) -> str:
 
 
 def new_of(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The findings that are not in the baseline; all of them when there is none."""
-    known = (verdict.get("baseline") or {}).get("known", ())
-    return [finding for finding in verdict["findings"] if finding["signature"] not in known]
+    """The findings that the baseline does not have; all of them when there is none."""
+    compared = verdict.get("baseline") or {}
+    old = {*compared.get("known", ()), *compared.get("not_compared", ())}
+    return [finding for finding in verdict["findings"] if finding["signature"] not in old]
+
+
+def state_of(verdict: Mapping[str, Any], signature: str) -> str:
+    """What a finding is beside the baseline: "known", "not compared" or "new"."""
+    compared = verdict["baseline"]
+    if signature in compared["known"]:
+        return "known"
+    return "not compared" if signature in compared.get("not_compared", ()) else "new"
 
 
 def summary_of(verdicts: Sequence[Mapping[str, Any]]) -> str:
@@ -72,11 +81,17 @@ def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
     findings = f"{counts} finding{'' if len(new) == 1 else 's'}{beside}"
     yield f"{findings}; {', '.join(ran) or 'nothing run'}; seed {verdict['seed']}."
     yield ""
+    for entry in verdict.get("not_checked", ()):
+        yield f"**Not checked**: {_cell(entry['what'])} ({_cell(entry['why'])})."
+        yield ""
+    if "not_compared" in verdict:
+        yield f"**Not compared**: {_cell(verdict['not_compared'])}."
+        yield ""
     if verdict["findings"]:
         yield "| | rule | finding | where | severity | replay |"
         yield "|---|---|---|---|---|---|"
     for finding in [*new, *(each for each in verdict["findings"] if each not in new)]:
-        state = "known" if finding not in new else "new" if compared else ""
+        state = state_of(verdict, finding["signature"]) if compared else ""
         cells = [state, _label(finding), finding["title"], finding["where"], finding["severity"]]
         again = command(finding["replay"], verdict["target"], verdict["target"]) if finding["replay"] else ""
         replay = f"<code>{_cell(again)}</code>" if again else ""

@@ -51,11 +51,13 @@ def _cases(verdict: _Json, suite: _Json) -> Iterator[Tree.Element]:
             yield _case(suite, f"{checked['op']}, {checked['subject']}")
     if suite["schedules"]:
         yield _case(suite, f"{suite['schedules']} schedules, {suite['events']} events")
-    known = (verdict.get("baseline") or {}).get("known", ())
+    compared = verdict.get("baseline") or {}
+    skipped = dict.fromkeys(compared.get("not_compared", ()), "not compared: the baseline did not run it")
+    skipped |= dict.fromkeys(compared.get("known", ()), "in the baseline")
     for finding in found:
         case = _case(suite, finding["signature"])
-        if finding["signature"] in known:
-            Tree.SubElement(case, "skipped", message=visible(f"in the baseline: {finding['title']}"))
+        if finding["signature"] in skipped:
+            Tree.SubElement(case, "skipped", message=visible(f"{skipped[finding['signature']]}: {finding['title']}"))
         else:
             failure = Tree.SubElement(case, "failure", type=visible(finding["rule"]), message=visible(finding["title"]))
             failure.text = "\n".join(map(visible, lines_of(finding, verdict["target"])))

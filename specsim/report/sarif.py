@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import specsim
 from specsim.replay_file import command
-from specsim.report.github import Located, new_of
+from specsim.report.github import Located, state_of
 from specsim.report.page.plain import visible
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -37,12 +37,13 @@ def _run(verdict: Mapping[str, Any], located: Located, events: Events) -> dict[s
     findings = verdict["findings"]
     rules = {finding["rule"]: finding for finding in reversed(findings)}
     ids = sorted(rules)
-    new = {finding["signature"] for finding in new_of(verdict)}
+    states = {"new": "new", "known": "unchanged"}  # of what was not compared there is none
     results = []
     for finding in findings:
         result = _result(finding, verdict, located, events) | {"ruleIndex": ids.index(finding["rule"])}
-        if verdict.get("baseline"):
-            result["baselineState"] = "new" if finding["signature"] in new else "unchanged"
+        state = state_of(verdict, finding["signature"]) if verdict.get("baseline") else ""
+        if state in states:
+            result["baselineState"] = states[state]
         results.append(result)
     notes = [
         {"level": "note", "message": {"text": visible(f"not run: {entry['what']}: {entry['why']}")}}

@@ -76,7 +76,7 @@ class _Checked:
                 if message.nondeterministic:
                     raise NondeterministicError(message.nondeterministic)
                 self.suite.schedules, self.suite.events = message.schedules, message.events
-                self.suite.seam = message.seam
+                self.suite.seam, self.suite.setups = message.seam, message.setups
                 self.suite.not_run += message.not_run
             case Lost():
                 self.lost = message.text

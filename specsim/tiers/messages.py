@@ -89,6 +89,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `mutant`        id of a mutant that is put into the model, "" for none; `kernels` the provider whose kernels the
                     model uses, "" for none; `strategy` one of `specsim.choices.search_strategies`
     `worker`        "fake" or "release": under a release's scheduler
+    `root`          folder with the files of a git revision, "" for another target and where none are imported
     """
 
     tier: str
@@ -111,6 +112,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernels: str = ""
     strategy: str = "swarm"
     worker: str = "fake"
+    root: str = ""
     version: int = VERSION
 
 
@@ -156,8 +158,8 @@ class Lost(Message, tag="lost"):
 
 
 class End(Message, tag="end"):
-    """All subjects are done. `seam` says which functions of the target were run; `nondeterministic` how two runs of one
-    case differ, "" where none do.
+    """All subjects are done. `seam` says which functions of the target were run, `setups` on which of its setups
+    schedules were; `nondeterministic` how two runs of one case differ, "" where none do.
     """
 
     is_last: ClassVar[bool] = True
@@ -165,6 +167,7 @@ class End(Message, tag="end"):
     schedules: int = 0
     events: int = 0
     seam: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    setups: list[str] = msgspec.field(default_factory=list)
     nondeterministic: str = ""
 
 

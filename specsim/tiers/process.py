@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specsim.isolation.conversation import blamed, child
 from specsim.isolation.fork_server import ForkServer
 from specsim.tiers.messages import ANSWERS, Request
+from specsim.tiers.registry import TIERS
 
 # How a child is asked: the request, the limit of one call in seconds, PYTHONHASHSEED or "".
 Ask = Callable[[Request, float, str], Iterator[Any]]
@@ -21,19 +24,30 @@ def ask(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[
     target's code runs, UsageError when it says so, and when it dies or hangs while specsim's own code runs.
     `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
     """
-    fetch(request)
+    request = prepared(request)
     with child("specsim.tiers.child", request, ANSWERS, hash_seed, hang_seconds) as conversation:
         yield from blamed(conversation, request.target)
 
 
 def fork_server(hash_seed: str) -> ForkServer:
     """A child that has torch, triton and the tiers loaded, and answers each request in a fork of itself."""
-    return ForkServer(hash_seed, "specsim.tiers.fork_server_child", ANSWERS, fetch)
+    return ForkServer(hash_seed, "specsim.tiers.fork_server_child", ANSWERS, prepared)
 
 
-def fetch(request: Any) -> None:
-    """Fetch a release that is not in the cache here: a child does not see how pip is configured, nor its passwords."""
+def prepared(request: Request) -> Request:
+    """The request with what its child needs: a release is fetched here, since a child does not see how pip is
+    configured, nor its passwords; and a git revision that it imports is written here, where it is removed even when
+    the child is killed.
+    """
+    request = fetch(request)
+    root = _written(request.target, Path(request.cache)) if TIERS[request.tier].imports_target else ""
+    return msgspec.structs.replace(request, root=root) if root else request
+
+
+def fetch(request: Any) -> Any:
+    """The request, whose release is in the cache now."""
     _fetch(request.target, Path(request.cache))
+    return request
 
 
 @functools.cache
@@ -43,3 +57,13 @@ def _fetch(target: str, cache: Path) -> None:
     from specsim.lifting.cache import Cache
 
     fetch_release(parse_target(target), Cache(cache))
+
+
+def _written(text: str, cache: Path) -> str:
+    """The folder with the files of a target that is a git revision, "" for another target."""
+    from specsim.engines.load import files_of
+    from specsim.engines.target import parse_target
+    from specsim.lifting.cache import Cache
+
+    target = parse_target(text)
+    return str(files_of(target, Cache(cache))) if getattr(target, "revision", None) else ""

@@ -126,6 +126,7 @@ class Tier(Protocol):
     `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
                       drawn, and whether each run of a batch can be made again alone
     `has_device`      whether its cases run on a device that a user chooses
+    `imports_target`  whether its child imports the target, and so needs its files in a folder
     `resumes_skipped` whether the next check begins with what this one had no time for
     `end_rules`       the rule that a case breaks which ends its process, and of one that has to be ended
     `preloaded`       the modules that a fork server imports before it forks
@@ -141,6 +142,7 @@ class Tier(Protocol):
     batch_weight: int
     has_single_runs: bool
     has_device: bool
+    imports_target: bool
     resumes_skipped: bool
     end_rules: tuple[str, str]
     preloaded: tuple[str, ...]
@@ -177,7 +179,9 @@ class Tier(Protocol):
         ...
 
     def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
-        """Why a suite could not have shown the finding of the signature TIER:`name`, "" when it could."""
+        """Why a suite could not have shown the finding of the signature TIER:`name`, or did not run what is called so,
+        "" when it could or did.
+        """
         ...
 
     def expectation(self, rule: str, shown: bool) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class AccountingTier:
     batch_weight = 20
     has_single_runs = True
     has_device = False
+    imports_target = False
     resumes_skipped = False
     end_rules = (SCHEDULE_CRASH.id, SCHEDULE_TIMEOUT.id)
     preloaded: tuple[str, ...] = (

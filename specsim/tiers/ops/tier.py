@@ -38,6 +38,7 @@ class OpsTier:
     batch_weight = 1
     has_single_runs = False
     has_device = True
+    imports_target = False
     resumes_skipped = True
     end_rules = (SURVIVES.id, ENDS.id)
     preloaded: tuple[str, ...] = (

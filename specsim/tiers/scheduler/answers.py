@@ -56,13 +56,16 @@ class _Counts:
     marks: dict[str, int] = field(default_factory=dict)
     hits: dict[str, _Hit] = field(default_factory=dict)
     not_started: dict[str, str] = field(default_factory=dict)
+    setups: set[str] = field(default_factory=set)
 
     def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
         """Note what a schedule showed; the signatures that are new."""
+        setup = SETUPS[schedule.tape[0]].name
         if isinstance(outcome, NotStarted):
-            self.not_started[SETUPS[schedule.tape[0]].name] = outcome.why
+            self.not_started[setup] = outcome.why
             return []
         self.schedules += 1
+        self.setups.add(setup)
         record = outcome.record if isinstance(outcome, Ran) else None
         if record is not None:
             self.iterations += record.iterations
@@ -118,7 +121,8 @@ def load_target(request: Request) -> SchedulerTarget | NotRun:
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import Cache
 
-    return load_scheduler(parse_target(request.target), Cache(Path(request.cache)), request.mutant)
+    root = Path(request.root) if request.root else None
+    return load_scheduler(parse_target(request.target), Cache(Path(request.cache)), request.mutant, root)
 
 
 def check(request: Request, work: Check, messages: Messages) -> None:
@@ -131,7 +135,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         return
     messages.send(At(subject=SUBJECT))
     counts, starters = _Counts(), Starters(target)
-    rows = len(rows_of(request.worker))
+    rows = rows_of(request.worker)
     try:
         _run_known(request, target, starters, counts, messages, end)
         index = 0
@@ -142,7 +146,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
                 for signature in counts.take(schedule, starters.run(schedule)):
                     goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
                     _send_finding(request, target, starters, counts.hits[signature], messages, goes_on)
-            elif len(counts.not_started) >= rows:
+            elif len(counts.not_started) >= len(rows):
                 break
             index += 1
         for hit in counts.hits.values():
@@ -153,7 +157,8 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         starters.close()
     not_run = [NotRun(f"setup {name}", why) for name, why in sorted(counts.not_started.items())]
     not_run += [NotRun(what, why) for what, why in target.lacks(request.worker)]
-    if index < request.count and len(counts.not_started) < rows:
+    if index < request.count and len(counts.not_started) < len(rows):
+        not_run += [NotRun(f"setup {SETUPS[row].name}", interrupts.why_not_run()) for row in rows[index:]]
         not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
     seam = [
         {"name": "scheduler", "kind": "lifted", "where": target.where, "source_hash": target.source_hash, "why": ""}
@@ -163,6 +168,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             schedules=counts.schedules,
             events=counts.iterations,
             seam=seam,
+            setups=[SETUPS[row].name for row in rows if SETUPS[row].name in counts.setups],
             not_run=not_run,
             nondeterministic=unstable,
         )

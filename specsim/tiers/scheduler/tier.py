@@ -31,6 +31,7 @@ class SchedulerTier:
     batch_weight = 5
     has_single_runs = False
     has_device = False
+    imports_target = True
     resumes_skipped = False
     end_rules = (SCHEDULE_CRASH.id, SCHEDULE_TIMEOUT.id)
     preloaded: tuple[str, ...] = ()
@@ -75,7 +76,8 @@ class SchedulerTier:
 
     def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
         if suite["schedules"]:
-            return ""
+            setups = {entry["what"].removeprefix("setup "): entry["why"] for entry in suite["not_run"]}
+            return str(setups.get(name, ""))
         return str(next((entry["why"] for entry in suite["not_run"]), "no schedule was run"))
 
     def expectation(self, rule: str, shown: bool) -> dict[str, Any]:

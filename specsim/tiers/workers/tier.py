@@ -31,6 +31,7 @@ class WorkersTier:
     batch_weight = 1
     has_single_runs = False
     has_device = False
+    imports_target = False
     resumes_skipped = False
     end_rules = (SCHEDULE_CRASH.id, SCHEDULE_TIMEOUT.id)
     preloaded: tuple[str, ...] = ()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import secrets
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specsim.engines.packages import fetch_release, open_source
+from specsim.engines.registry import SGLANG
 from specsim.engines.sglang.scheduler.unpack import unpacked
 from specsim.engines.target import CheckoutTarget, ReleaseTarget
+from specsim.lifting.source import GitSource
 
 if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
@@ -17,19 +23,29 @@ if TYPE_CHECKING:
 
 def folder_of(target: ReleaseTarget | CheckoutTarget, cache: Cache) -> Path:
     """The folder that holds the package `sglang`: of a release in the cache, of a checkout where it is, of a git
-    revision written into the cache. UsageError where there is none.
+    revision written into the cache until this process ends. UsageError where there is none.
     """
     if isinstance(target, ReleaseTarget):
         wheel = fetch_release(target, cache)
         assert wheel is not None
         return unpacked(wheel, cache)
     source = open_source(target, cache)
-    commit = getattr(source, "commit", None)
-    if commit is None:
-        sys.dont_write_bytecode = True  # nothing is left in a user's checkout
-        path = Path(os.path.expanduser(target.path)).absolute()
-        return next(root for root in (path / "python", path, path.parent) if (root / "sglang" / "srt").is_dir())
-    for name in source.paths(""):
-        if name.endswith(".py"):
-            cache.store_text(f"unpacked/{commit}/sglang/{name}", source.read(name))
-    return cache.path(f"unpacked/{commit}")
+    if isinstance(source, GitSource):
+        return _written(source.repository, source.commit, cache)
+    sys.dont_write_bytecode = True  # nothing is left in a user's checkout
+    path = Path(os.path.expanduser(target.path)).absolute()
+    return next(root for root in (path / "python", path, path.parent) if (root / "sglang" / "srt").is_dir())
+
+
+@functools.cache
+def _written(repository: Path, commit: str, cache: Cache) -> Path:
+    """The files of a commit in a folder of this process' own, removed when it ends."""
+    folder = cache.path(f".scratch-{os.getpid()}-{secrets.token_hex(16)}")
+    atexit.register(_remove, folder, os.getpid())
+    GitSource(repository, commit, SGLANG).write(folder)
+    return folder
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and no fork of it
+        shutil.rmtree(folder, ignore_errors=True)

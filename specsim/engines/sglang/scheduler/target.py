@@ -96,11 +96,13 @@ ATTENTION = "srt/layers/attention/"
 
 
 def sglang_scheduler(
-    target: ReleaseTarget | CheckoutTarget, cache: Cache, mutant: str = ""
+    target: ReleaseTarget | CheckoutTarget, cache: Cache, mutant: str = "", root: Path | None = None
 ) -> SglangScheduler | NotRun:
-    """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be."""
+    """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be.
+    `root` is what `folder_of` gave, None where it was not asked.
+    """
     edit = edit_of(*find(mutant)) if mutant else None
-    root = folder_of(target, cache)
+    root = root or folder_of(target, cache)
     try:
         return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap)
     except UsageError:

@@ -1,0 +1,140 @@
+"""The gate of docs/ci.md, as it stands there, in a repository of the engine: a clean tree passes, a mistake fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from property_tests.support.command_line import specsim
+from property_tests.support.engine_repository import LAYOUTS, MISTAKES, SCHEDULER, SETTINGS, EngineRepository
+from property_tests.support.known_releases import NEWEST
+from specsim.engines.registry import SGLANG
+from specsim.engines.sglang.releases import RELEASES
+from specsim.lifting.cache import Cache
+from specsim.lifting.fetch import fetch_wheel
+from specsim.lifting.source import SourceTree
+
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim-llm[test]")
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+BESIDE_A_BRANCH, BESIDE_A_FILE, UPDATE = (
+    line.partition(" #")[0] if " # " in line else line
+    for line in re.findall(r"^\$ specsim (check .*)$", PAGE, re.M)[:3]
+)
+(HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+WORKFLOW = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])
+FILES = ("specsim.json", "specsim.xml", "specsim.sarif")
+Repository = Callable[[str, str], EngineRepository]
+
+
+@pytest.fixture(scope="module")
+def repository(
+    release: Callable[[str], SourceTree], wheel_cache: Cache, tmp_path_factory: pytest.TempPathFactory
+) -> Repository:
+    """Makes the repository of a release in a layout, once; a test restores what it changes."""
+    made: dict[tuple[str, str], EngineRepository] = {}
+
+    def make(version: str, layout: str) -> EngineRepository:
+        release(version)  # or skips
+        if (version, layout) not in made:
+            settings = SETTINGS if version == NEWEST else ""
+            wheel = fetch_wheel(SGLANG, version, wheel_cache)
+            made[version, layout] = EngineRepository(tmp_path_factory.mktemp("engine"), wheel, layout, settings)
+        made[version, layout].restore()
+        return made[version, layout]
+
+    return make
+
+
+def of_the_workflow(repository: EngineRepository) -> str:
+    """The command of the workflow, with the commit that GitHub puts into it."""
+    (step,) = [one for one in WORKFLOW["jobs"]["check"]["steps"] if one.get("name") == "specsim"]
+    base = repository.git("rev-parse", "origin/main").strip()
+    return re.sub(r"\$\{\{ github.event.pull_request.base.sha \}\}", base, step["run"]).removeprefix("specsim ")
+
+
+def run(repository: EngineRepository, command: str) -> subprocess.CompletedProcess[str]:
+    ended = specsim(repository.root, *shlex.split(command))
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended
+
+
+def verdict_in(repository: EngineRepository) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((repository.root / "specsim.json").read_text(encoding="utf-8"))
+    return data
+
+
+def require_clean(repository: EngineRepository) -> None:
+    """The command of the workflow on a tree that nobody changed."""
+    ended = run(repository, of_the_workflow(repository))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert all((repository.root / name).stat().st_size for name in FILES)
+    data = verdict_in(repository)
+    assert data["verdict"] == "pass"
+    compared = data["baseline"]
+    assert (compared["new"], compared["not_compared"], compared["gone"]) == ([], [], [])
+    assert compared["tiers_here"] == compared["tiers_there"]
+    assert "scheduler" in compared["tiers_here"]
+
+
+def require_found(repository: EngineRepository, mistake: str, command: str) -> None:
+    """A gate on a tree with a mistake: what is new is of it, and nothing else is."""
+    repository.make(MISTAKES[mistake])
+    ended = run(repository, command)
+    data = verdict_in(repository)
+    assert (ended.returncode, data["verdict"]) == (1, "fail"), ended.stdout + ended.stderr
+    assert data["baseline"]["new"]
+    assert data["baseline"]["not_compared"] == []
+
+
+def test_a_clean_tree_passes_and_a_mistake_fails_the_gate(repository: Repository) -> None:
+    made = repository(NEWEST, "python")
+    require_clean(made)
+    (made.root / "specsim.json").rename(made.root / "known.json")
+    require_found(made, "the rows of a batch are not filtered", f"{BESIDE_A_FILE} --json specsim.json")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_clean_tree_of_the_newest_release_passes_every_command(repository: Repository, layout: str) -> None:
+    made = repository(RELEASES[-1], layout)
+    require_clean(made)
+    assert run(made, BESIDE_A_BRANCH).returncode == 0
+    assert run(made, UPDATE).returncode == 0
+    assert run(made, BESIDE_A_FILE).returncode == 0
+    assert (
+        run(made, " ".join([HOOK["entry"].removeprefix("specsim "), *map(shlex.quote, HOOK["args"])])).returncode == 0
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_in_the_newest_release_fails_the_gate(repository: Repository, layout: str, mistake: str) -> None:
+    made = repository(RELEASES[-1], layout)
+    require_found(made, mistake, of_the_workflow(made))
+
+
+LOST = {
+    "an added import": (SCHEDULER, "import logging\n", "import logging\nimport brand_new_package\n"),
+    "a renamed attribute": (SCHEDULER, "init_ipc_channels", "set_up_channels"),
+    "a moved function": ("srt/speculative/triton_ops/eagle.py", "def fill_", "def moved_"),
+}
+
+
+@pytest.mark.parametrize("change", LOST)
+def test_what_cannot_run_any_more_does_not_pass(repository: Repository, change: str) -> None:
+    made = repository(NEWEST, "python")
+    only = "scheduler --schedules 1" if LOST[change][0] == SCHEDULER else "ops:fill_bonus_tokens --cases 1"
+    limits = f"check sglang@. --only {only} --no-known --no-shrink --json specsim.json"
+    assert run(made, f"{limits} --baseline known.json --update-baseline").returncode == 0
+    made.replace(*LOST[change])
+    ended = run(made, f"{limits} --baseline known.json")
+    assert (ended.returncode, verdict_in(made)["verdict"]) == (4, "incomplete"), ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith(("not checked: ", "    "))

@@ -1,0 +1,170 @@
+"""A verdict beside a baseline: what is new, known and gone, and what one of the two did not run.
+
+Nothing is called new that the baseline could not have shown, and nothing passes that ran on the baseline and could not
+be run here, or was hardly run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from specsim.engines.triage import is_known_in
+from specsim.tiers.not_run import is_absent, is_for_time, is_rest
+from specsim.tiers.registry import TIERS
+from specsim.verdict import Compared, FailOn, NotRun, Verdict
+
+GONE = "it is not there any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a check ran. A tier is named as it is, "scheduler"; what it has is named below it: an operation's
+    implementation, a function, a setup, "scheduler:page_size=4". `not_run` are the reasons, by tier and what it is.
+    """
+
+    ran: frozenset[str] = frozenset()
+    not_run: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> Iterator[tuple[str, str, str]]:
+        """Tier, what was not run, and why."""
+        return ((tier, what, why) for tier, whats in self.not_run.items() for what, why in whats.items())
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        return tuple(tier for tier in TIERS if tier in self.ran)
+
+    def why_not(self, name: str) -> str:
+        """Why something, or a finding of that signature, could not be shown; "" when it could."""
+        tier, _, rest = name.partition(":")
+        reasons = self.not_run.get(tier, {})
+        if tier not in self.ran:
+            return next(iter(reasons.values()), "the tier was not run")
+        below = [one.partition(":")[2] for one in self.ran if one.startswith(f"{tier}:")]
+        suite: dict[str, Any] = {
+            "cases": 1,
+            "schedules": 1,
+            "judged": [dict(zip(("op", "subject"), one.partition(":")[::2], strict=True)) for one in below],
+            "seam": [{"name": one, "kind": "real"} for one in below],
+            "setups": below,
+            "not_run": [{"what": what, "why": why} for what, why in reasons.items()],
+        }
+        suite["seam"] += [{"name": what, "kind": "not run", "why": why} for what, why in reasons.items()]
+        return TIERS[tier].why_not_checked(suite, rest) if rest and tier in TIERS else ""
+
+
+def reach_of(suites: Sequence[Mapping[str, Any]]) -> Reach:
+    """What ran, by the suites of a verdict's JSON."""
+    ran: set[str] = set()
+    for suite in suites:
+        name = suite["name"]
+        below = [f"{checked['op']}:{checked['subject']}" for checked in suite["judged"]]
+        below += [part["name"] for part in suite["seam"] if part["kind"] == "real"]
+        below += suite.get("setups", ())
+        ran |= {name, *(f"{name}:{one}" for one in below)} if suite["cases"] or suite["schedules"] else set()
+    return Reach(
+        frozenset(ran),
+        {suite["name"]: {entry["what"]: entry["why"] for entry in suite["not_run"]} for suite in suites},
+    )
+
+
+def compare(
+    verdict: Verdict, name: str, known: Collection[str], reach: Reach, shown_absent: Collection[str] = ()
+) -> Compared:
+    """What is new, known and gone, beside a baseline with the signatures `known` that ran what `reach` says. Those
+    `shown_absent` were replayed on it, and it does not have them. What a suite could not have shown is not gone, and
+    what the baseline could not have shown is not new.
+    """
+    data = verdict.to_json()
+    here = reach_of(data["suites"])
+    found = {finding.signature for finding in verdict.findings}
+    cut_short = {suite.name for suite in verdict.suites if any(is_rest(entry) for entry in suite.not_run)}
+    missing = set(known) - found
+    # A suite that did not come to its end may yet have shown it, and a known finding that is rare was not met.
+    judged = {
+        one
+        for one in missing
+        if one not in verdict.ignored
+        and one.partition(":")[0] not in cut_short
+        and not here.why_not(one)
+        and not is_known_in(verdict.target, one)
+    }
+    undecided = {one for one in found - set(known) - set(shown_absent) if not _could_show(reach, one)}
+    return Compared(
+        name=name,
+        new=tuple(sorted(found - set(known) - undecided)),
+        known=tuple(sorted(found & set(known))),
+        gone=tuple(sorted(judged)),
+        not_judged=tuple(sorted(missing - judged)),
+        not_compared=tuple(sorted(undecided)),
+        tiers_here=here.tiers,
+        tiers_there=reach.tiers,
+    )
+
+
+def _could_show(reach: Reach, signature: str) -> bool:
+    """Whether a baseline that ran this would have shown a finding: what it lacks altogether it does not have."""
+    tier = signature.partition(":")[0]
+    reasons = reach.not_run.get(tier, {})
+    if tier not in reach.ran or any(is_rest(NotRun(what, why)) for what, why in reasons.items()):
+        return False
+    why = reach.why_not(signature)
+    return not why or is_absent(why) or why.startswith("it has no ")
+
+
+def not_checked(
+    verdict: Verdict,
+    reach: Reach,
+    *,
+    operation: str = "",
+    enough: Mapping[str, int] | None = None,
+    allowed: Sequence[str] = (),
+) -> tuple[NotRun, ...]:
+    """What stands in the way of a verdict that says pass: what ran on the baseline and could not be run here, what the
+    time did not suffice for, and findings that the baseline could not have shown. `enough` are the schedules that a
+    tier must have run, `operation` the one that was asked for, "" for all. What a pattern of `allowed` matches is no
+    obstacle.
+    """
+    entries = [*_lost(verdict, reach, operation), *_not_reached(verdict, enough or {}), *_not_compared(verdict, reach)]
+    unique = {entry.what: entry for entry in reversed(entries)}
+    names = dict.fromkeys(entry.what for entry in entries)
+    return tuple(unique[what] for what in names if not any(fnmatchcase(what, pattern) for pattern in allowed))
+
+
+def _lost(verdict: Verdict, reach: Reach, operation: str) -> Iterator[NotRun]:
+    here = reach_of(verdict.to_json()["suites"])
+    asked_for = {suite.name for suite in verdict.suites}
+    for name in sorted(reach.ran - here.ran):
+        tier, _, rest = name.partition(":")
+        is_other = operation and rest and rest.partition(":")[0] != operation
+        if tier not in asked_for or is_other or (rest and tier not in here.ran):
+            continue
+        why = here.why_not(name) or GONE
+        if not is_for_time(why):
+            yield NotRun(name, GONE if why.startswith("it has no ") else why)
+
+
+def _not_reached(verdict: Verdict, enough: Mapping[str, int]) -> Iterator[NotRun]:
+    for suite in verdict.suites:
+        wanted = enough.get(suite.name, 0)
+        late = [entry for entry in suite.not_run if is_for_time(entry.why)]
+        if not (suite.cases or suite.schedules) and late:
+            yield NotRun(suite.name, late[0].why)
+            continue
+        yield from (NotRun(f"{suite.name}:{entry.what}", entry.why) for entry in late if not is_rest(entry))
+        if late and suite.schedules < wanted:
+            yield NotRun(suite.name, f"{suite.schedules} schedules are too few: at least {wanted} say something")
+
+
+def _not_compared(verdict: Verdict, reach: Reach) -> Iterator[NotRun]:
+    compared = verdict.baseline
+    fails: FailOn = verdict.fail_on
+    for finding in verdict.findings if compared else ():
+        assert compared is not None
+        if finding.signature in compared.not_compared and fails.fails(finding):
+            is_tier = finding.tier not in reach.ran
+            why = reach.why_not(finding.signature) or "its check did not come to its end"
+            yield NotRun(finding.tier if is_tier else finding.signature, f"not run on {compared.name}: {why}")

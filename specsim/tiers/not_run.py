@@ -1,0 +1,25 @@
+"""What the reason says for which something was not run."""
+
+from __future__ import annotations
+
+from specsim.deadline import SPENT
+from specsim.interrupts import WHY
+from specsim.verdict import NotRun
+
+ABSENT = ("not found: ", " has no such operation", " does not provide it")
+"""How a reason begins or ends where a target lacks something, which is no fault of who checks it."""
+
+
+def is_absent(why: str) -> bool:
+    """Whether something was not run since the target does not have it."""
+    return why.startswith(ABSENT[0]) or why.endswith(ABSENT[1:])
+
+
+def is_rest(entry: NotRun) -> bool:
+    """Whether it stands for the schedules behind the last one."""
+    return entry.what == "the other schedules" or entry.what.startswith("schedules after ")
+
+
+def is_for_time(why: str) -> bool:
+    """Whether something was not run for want of time."""
+    return why.startswith(SPENT) or why == WHY
