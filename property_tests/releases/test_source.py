@@ -182,6 +182,25 @@ def test_a_revision_is_read_without_touching_the_work_tree(repository: Path) -> 
     assert (repository / ".git" / "index").read_bytes() == index
 
 
+def test_dots_behind_a_branch_are_the_commit_where_head_left_it(repository: Path) -> None:
+    left = git(repository, "rev-parse", "HEAD")
+    git(repository, "branch", "topic")
+    commit_change(repository, "ROW = 'merged by others'\n")
+    git(repository, "switch", "-q", "topic")
+    commit_change(repository, "ROW = 'mine'\n")
+    assert GitSource(repository, "main...", SGLANG).commit == left
+    assert GitSource(repository, "HEAD...", SGLANG).commit == git(repository, "rev-parse", "HEAD")
+    git(repository, "switch", "-q", "--orphan", "other")
+    commit_change(repository, "ROW = 'unrelated'\n")
+    with pytest.raises(UsageError, match="no commit is in the history both of main and of HEAD"):
+        GitSource(repository, "main...", SGLANG)
+
+
+def commit_change(repository: Path, text: str) -> None:
+    write_tree(repository, {"python/sglang/srt/speculative/eagle.py": text})
+    commit_all(repository)
+
+
 def test_a_revision_is_read_where_the_path_says_even_inside_a_git_hook(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,13 +301,13 @@ def test_a_wheel_of_another_package_is_refused(tmp_path: Path) -> None:
         WheelSource(write_wheel(tmp_path / "x.whl", TREE, name="sglang_router"), SGLANG)
 
 
-@pytest.mark.parametrize("revision", ["nothing", "HEAD~99", "HEAD:python", "0" * 40, "a b"])
+@pytest.mark.parametrize("revision", ["nothing", "HEAD~99", "HEAD:python", "0" * 40, "a b", "nothing..."])
 def test_an_unknown_revision_is_named(repository: Path, revision: str) -> None:
     with pytest.raises(UsageError, match="has no commit"):
         GitSource(repository, revision, SGLANG)
 
 
-@pytest.mark.parametrize("revision", ["-h", "--git-dir=x", "", "a\0b"])
+@pytest.mark.parametrize("revision", ["-h", "--git-dir=x", "", "a\0b", "...", "a..b", "a...b..."])
 def test_a_revision_cannot_be_an_option_of_git(repository: Path, revision: str) -> None:
     with pytest.raises(UsageError, match="is not a git revision"):
         GitSource(repository, revision, SGLANG)

@@ -46,7 +46,7 @@ class CheckCommand(Command):
     }
     examples: ClassVar[Sequence[tuple[str, str]]] = (
         ("specsim check sglang==VERSION -q", "A release, a line for each finding"),
-        ("specsim check sglang@. --ci --baseline sglang@.#origin/main", "A pull request: fail for what it adds"),
+        ("specsim check sglang@. --ci --baseline sglang@.#origin/main...", "A pull request: fail for what it adds"),
         ("specsim check mine:provider --only ops:alloc_extend --fail-on wrong-result", "One function of your own"),
     )
 

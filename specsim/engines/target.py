@@ -5,7 +5,7 @@
 | `model` | the built-in engine with specsim's own kernels |
 | `sglang==VERSION` | a release, fetched once as a wheel |
 | `sglang@PATH` | a checkout of the repository, an unpacked wheel or the package folder |
-| `sglang@PATH#REV` | a git revision of it, read without touching the work tree |
+| `sglang@PATH#REV` | a git revision of it, read without touching the work tree; `REV...` is where HEAD left REV |
 | `vllm==VERSION`, `vllm@PATH`, `vllm@PATH#REV` | the same of vLLM: its operations alone |
 | `sglang-kernel==VERSION`, `sgl-kernel@PATH` | the CUDA operations of a wheel, a folder or one library |
 | `flashinfer==VERSION`, `flashinfer@PATH` | FlashInfer's sampling, built from its headers |

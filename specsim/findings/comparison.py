@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from specsim.engines.triage import is_known_in
-from specsim.tiers.not_run import is_absent, is_for_time, is_rest
+from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_rest
 from specsim.tiers.registry import TIERS
 from specsim.verdict import Compared, FailOn, NotRun, Verdict
 
@@ -112,7 +112,7 @@ def _could_show(reach: Reach, signature: str) -> bool:
     if tier not in reach.ran or any(is_rest(NotRun(what, why)) for what, why in reasons.items()):
         return False
     why = reach.why_not(signature)
-    return not why or is_absent(why) or why.startswith("it has no ")
+    return not why or is_absent(why)
 
 
 def not_checked(
@@ -144,7 +144,7 @@ def _lost(verdict: Verdict, reach: Reach, operation: str) -> Iterator[NotRun]:
             continue
         why = here.why_not(name) or GONE
         if not is_for_time(why):
-            yield NotRun(name, GONE if why.startswith("it has no ") else why)
+            yield NotRun(name, GONE if why.startswith(LACKS) else why)
 
 
 def _not_reached(verdict: Verdict, enough: Mapping[str, int]) -> Iterator[NotRun]:

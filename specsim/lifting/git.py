@@ -62,6 +62,10 @@ def run_git(label: str, path: Path, *arguments: str, question: bytes = b"") -> s
         ) from error
 
 
+MERGE_BASE = "..."
+"""Behind a revision, as `git diff REV...` has it: the commit where HEAD left it."""
+
+
 def is_revision(text: str) -> bool:
     """Whether git can take `text` for one commit, and neither for an option nor for a set of commits."""
     is_text = text.isprintable() and not any(0xD800 <= ord(letter) <= 0xDFFF for letter in text)
@@ -69,10 +73,19 @@ def is_revision(text: str) -> bool:
 
 
 def resolved(label: str, path: Path, revision: str) -> str | subprocess.CompletedProcess[bytes]:
-    """The full hash of the commit that a revision names, or how git ended. UsageError for what is no revision."""
-    if not is_revision(revision):
+    """The full hash of the commit that a revision names, REV... the merge base of it and HEAD; or how git ended.
+    UsageError for what is no revision.
+    """
+    name = revision.removesuffix(MERGE_BASE)
+    if not is_revision(name):
         raise UsageError(f"{revision!r} is not a git revision", "give one commit: its hash, a tag or a branch")
-    ended = run_git(label, path, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    commit = _hash(run_git(label, path, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}"))
+    if name == revision or not isinstance(commit, str):
+        return commit
+    return _hash(run_git(label, path, "merge-base", commit, "HEAD"))
+
+
+def _hash(ended: subprocess.CompletedProcess[bytes]) -> str | subprocess.CompletedProcess[bytes]:
     answer = ended.stdout.decode("ascii", "replace").split()
     commit = answer[-1] if answer else ""
     return commit if ended.returncode == 0 and re.fullmatch("[0-9a-f]{40,64}", commit) else ended

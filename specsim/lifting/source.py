@@ -18,7 +18,7 @@ from typing import Protocol
 from specsim.errors import UsageError
 from specsim.lifting.archive import MEMBER_BYTES_MAX, ArchiveError, read_archive, read_member
 from specsim.lifting.fetch import wheel_problem, wheel_version
-from specsim.lifting.git import resolved, run_git
+from specsim.lifting.git import MERGE_BASE, resolved, run_git
 from specsim.lifting.package import Package
 from specsim.lifting.versions import is_version
 
@@ -236,6 +236,11 @@ class GitSource:
             raise UsageError(
                 f"{self.label}: git refuses {self.repository}, which belongs to another user",
                 f"allow it with git config --global --add safe.directory {self.repository}",
+            )
+        if not said:  # by git merge-base
+            raise UsageError(
+                f"{self.label}: no commit is in the history both of {revision.removesuffix(MERGE_BASE)} and of HEAD",
+                "give a branch that HEAD left; a shallow clone needs git fetch --unshallow",
             )
         raise UsageError(
             f"{self.label}: the repository has no commit {revision!r}",

@@ -6,13 +6,17 @@ from specsim.deadline import SPENT
 from specsim.interrupts import WHY
 from specsim.verdict import NotRun
 
-ABSENT = ("not found: ", " has no such operation", " does not provide it")
+LACKS = "it has no "
+"""How a reason begins where a suite knows nothing of that name."""
+
+ABSENT = ((LACKS, "not found: "), (" has no such operation", " does not provide it"))
 """How a reason begins or ends where a target lacks something, which is no fault of who checks it."""
 
 
 def is_absent(why: str) -> bool:
     """Whether something was not run since the target does not have it."""
-    return why.startswith(ABSENT[0]) or why.endswith(ABSENT[1:])
+    begins, ends = ABSENT
+    return why.startswith(begins) or why.endswith(ends)
 
 
 def is_rest(entry: NotRun) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim import replay_file
 from specsim.isolation.conversation import START_SECONDS_MAX
 from specsim.tiers.messages import Check, Failure
+from specsim.tiers.not_run import LACKS
 from specsim.tiers.ops.rules import ENDS, SURVIVES
 from specsim.tiers.ops.written import written
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of, why_of
@@ -79,7 +80,7 @@ class OpsTier:
             return ""
         reasons = {entry["what"]: entry["why"] for entry in suite["not_run"]}
         names = (f"{op} in {subject.partition(':')[2]}", f"{op}, {subject}", op)
-        return why_of(reasons, names, f"it has no {subject}")
+        return why_of(reasons, names, f"{LACKS}{subject}")
 
     def expectation(self, rule: str, shown: bool) -> dict[str, Any]:
         return {"rules": [rule] if shown else []}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.tiers.not_run import LACKS
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
 from specsim.verdict import CheckedSubject, Rule, Suite
 
@@ -69,7 +70,7 @@ class WorkersTier:
         probe = name.rpartition(":")[0]
         if any(checked["op"] == probe for checked in suite["judged"]):
             return ""
-        return str({e["what"]: e["why"] for e in suite["not_run"]}.get(probe, f"it has no {probe}"))
+        return str({e["what"]: e["why"] for e in suite["not_run"]}.get(probe, f"{LACKS}{probe}"))
 
     def expectation(self, rule: str, shown: bool) -> dict[str, Any]:
         return {"shows": shown}
