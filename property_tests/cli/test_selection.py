@@ -159,7 +159,7 @@ def test_a_matrix_fails_when_the_check_of_a_target_does() -> None:
 
 def test_findings_that_do_not_fail_are_shown_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     print_verdict(verdict(finding(severity="by-design")), Detail(quiet=True))
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line] == ["pass:", "1."]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line] == ["1.", "pass:"]
 
 
 def test_a_tier_of_which_nothing_is_selected_is_not_run() -> None:

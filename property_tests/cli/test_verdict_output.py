@@ -1,4 +1,4 @@
-"""What `specsim check` prints: the verdict, what to do, then what is important first, in as little as can be read."""
+"""What `specsim check` prints: at the end what is important, and in as little as can be read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specsim.report.check import (
     shortened,
 )
 from specsim.report.terminal import wrapped
-from specsim.verdict import REACHES, CheckedSubject, Finding, NotRun, Severity, Suite, Verdict
+from specsim.verdict import REACHES, CheckedSubject, Compared, Finding, NotRun, Severity, Suite, Verdict
 
 Printed = Callable[..., list[str]]
 LONG = "srt/managers/" + "/".join(["scheduler_output_processor_mixin"] * 3) + ".py:1234"
@@ -92,15 +92,31 @@ def test_every_output_has_the_findings_in_this_order(monkeypatch: pytest.MonkeyP
 # What is printed
 
 
-def test_the_verdict_is_the_first_line_and_what_to_do_the_second(printed: Printed) -> None:
-    lines = printed(verdict(finding("a")))
-    assert lines[0].startswith("fail: 1 finding, ")
-    assert "specsim replay FILE" in lines[1]
-    assert printed(verdict())[0].startswith("pass: no findings, ")
-    assert printed(Verdict("model", 0, [Suite("ops")]))[0].startswith("error: nothing could be checked")
+def test_the_verdict_and_what_to_do_are_the_last_lines(printed: Printed) -> None:
+    index, blank, shown, advice = printed(verdict(finding("a")))[-4:]
+    assert (index.split()[0], blank) == ("1.", "")
+    assert shown.startswith("fail: 1 finding, ")
+    assert "specsim replay FILE" in advice
+    assert printed(verdict())[-2].startswith("pass: no findings, ")
+    assert printed(Verdict("model", 0, [Suite("ops")]))[-2].startswith("error: nothing could be checked")
 
 
-def test_each_finding_has_a_line_and_the_first_three_follow_in_full(printed: Printed) -> None:
+def test_what_is_not_known_of_a_finding_has_no_line(printed: Printed) -> None:
+    lines = printed(verdict(finding("a", "unknown", where="")))
+    assert not any(line.startswith(("   where", "   reach")) for line in lines)
+
+
+def test_what_a_baseline_knows_is_counted_and_what_is_gone_is_named(printed: Printed) -> None:
+    shown = verdict()
+    shown.baseline = Compared("b", (), ("ops:a:kernel:a", "ops:b:kernel:b"), ("ops:c:kernel:c",), ())
+    assert [line for line in printed(shown) if line.startswith(("   baseline", "   known", "   gone"))] == [
+        "   baseline   b: 2 known, 1 gone; -v lists them",
+        "   gone       ops:c:kernel:c",
+    ]
+    assert sum(line.startswith("   known") for line in printed(shown, Detail(verbose=True))) == 2
+
+
+def test_each_finding_has_a_line_and_the_first_three_stand_before_them_in_full(printed: Printed) -> None:
     names = ["aa", "bb", "cc", "dd", "ee"]
     lines = printed(verdict(*map(finding, names)))
     index = [line for line in lines if line.endswith("default")]
@@ -115,7 +131,7 @@ def test_each_finding_has_a_line_and_the_first_three_follow_in_full(printed: Pri
 
 def test_quiet_prints_the_verdict_and_a_line_a_finding_alone(printed: Printed) -> None:
     lines = printed(verdict(finding("aa"), finding("bb"), not_run=(NotRun("x", "y"),)), Detail(quiet=True))
-    assert [line.split()[0] for line in lines if line] == ["fail:", "1.", "2."]
+    assert [line.split()[0] for line in lines if line] == ["1.", "2.", "fail:"]
 
 
 def test_a_clean_run_fits_on_a_screen(printed: Printed) -> None:
@@ -126,7 +142,7 @@ def test_a_clean_run_fits_on_a_screen(printed: Printed) -> None:
 def test_a_check_of_the_model_fits_on_a_screen(tmp_path: Path) -> None:
     ended = specsim(tmp_path, "check", "--cases", "1", "--schedules", "20", "--device", "cpu", COLUMNS="100")
     lines = ended.stdout.splitlines()
-    assert (ended.returncode, lines[0].partition(":")[0]) == (0, "pass"), ended.stderr
+    assert (ended.returncode, lines[-2].partition(":")[0]) == (0, "pass"), ended.stderr
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
 

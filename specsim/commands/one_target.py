@@ -80,15 +80,20 @@ def check_one_target(
     else:
         verdict = _checked_with(beside, asked, options)
     data = verdict.to_json()
-    print_verdict(verdict, detail)
+    is_written = update_baseline and not verdict.interrupted and verdict.verdict != "error"
+    written = _written(beside, verdict) if is_written and isinstance(beside, Path) else ""
+    print_verdict(verdict, detail, written)
     if json_file is not None:
         save_json(json_file, data)
     if write is not None:
         attempt(partial(add_counts, write, verdict, asked.device))
     outputs.write([data])
     _say_how_to_go_on(verdict, asked)
-    if update_baseline and isinstance(beside, Path):
-        return _update(beside, verdict)
+    if is_written:
+        return 0
+    if update_baseline:
+        typer.echo(f"specsim: the baseline {beside} stays as it is: the check did not come to its end.", err=True)
+        return verdict.exit_code or NOT_CHECKED
     ran = (suite.cases or suite.schedules or TIERS[suite.name].missing for suite in verdict.suites)
     half_checked = verdict.verdict == "pass" and not all(ran)
     is_open = half_checked or verdict.exit_code == INCOMPLETE
@@ -117,24 +122,28 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
 def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozenset[str] = frozenset()) -> None:
     """Note in a verdict what is new beside a baseline, and what keeps it from passing."""
     verdict.baseline = compare(verdict, baseline.name, baseline.signatures, baseline.reach, absent)
+    new = {*verdict.baseline.new}
+    verdict.findings = [
+        replace(one, triage=f"new here: {baseline.name} does not have it") if one.signature in new else one
+        for one in verdict.findings
+    ]
     if not verdict.interrupted:
         verdict.not_checked = not_checked(
             verdict, baseline.reach, operation=asked.operation, enough=asked.enough, allowed=asked.allowed
         )
 
 
-def _update(file: Path, verdict: Verdict) -> int:
-    """Write the baseline, unless the check did not come to its end; returns the exit code."""
+def _written(file: Path, verdict: Verdict) -> str:
+    """Make the findings of a verdict the baseline, and say so; "" where the file cannot be written."""
+    from specsim.files import attempt
     from specsim.findings import baseline as known
 
-    if verdict.interrupted or verdict.verdict == "error":
-        typer.echo(f"specsim: the baseline {file} stays as it is: the check did not come to its end.", err=True)
-        return verdict.exit_code or NOT_CHECKED
     kept = verdict.baseline.not_judged if verdict.baseline else ()
-    count = known.save(file, verdict.to_json(), kept)
+    if not attempt(partial(known.save, file, verdict.to_json(), kept)):
+        return ""
+    count = len(kept) + len(verdict.findings)
     unchecked = f", {len(kept)} of them kept because they were not checked" if kept else ""
-    typer.echo(f"{file}: {count} known findings{unchecked}")
-    return 0
+    return f"{count} finding{'' if count == 1 else 's'} in the baseline {file}{unchecked}"
 
 
 def _say_how_to_go_on(verdict: Verdict, asked: Asked) -> None:

@@ -64,17 +64,20 @@ class Triage:
         where = ", ".join((*((self.documented,) if self.documented else ()), *self.references))
         if self.upstream:
             where = f"report in docs/upstream/{self.upstream}.md{f'; see also {where}' if where else ''}"
-        span = f", from {self.first} {f'to {self.last}' if self.last else 'on'}" if self.first else ""
+        span = f", {self.span}" if self.first else ""
         return f"{self.state}{span}: {self.text} ({where})"
 
-    def contradiction(self, finding: Finding, version: str | None) -> str:
+    @property
+    def span(self) -> str:
+        """The releases that show it, in words."""
+        return f"from {self.first} {f'to {self.last}' if self.last else 'on'}"
+
+    def contradiction(self, finding: Finding) -> str:
         """Where the entry and a finding differ, as text to append, "" where they agree. A race that made no token wrong
         is a metric, whatever others of its signature are.
         """
         if self.severity not in (None, finding.severity) and finding.severity is not Severity.METRIC:
             return f"; the table has severity {self.severity}"
-        if self.first and version and not self.covers(version):
-            return "; the table does not have it in this release"
         reach = finding.reach.split(":")[0]
         return "" if not self.reaches or reach in self.reaches else f"; the table does not have reach {reach}"
 
@@ -169,6 +172,13 @@ def is_known_in(target: str, signature: str) -> bool:
 
 
 def triage_line(engine: str, finding: Finding, version: str | None) -> str:
-    """What is known of a finding, one line, with a warning where the table says otherwise than the finding."""
+    """What is known of a finding, one line, with a warning where the table says otherwise than the finding. Of another
+    release than those of the span nothing is known but that these have the signature; of a checkout (`version` None)
+    nothing where the span has ended.
+    """
     entry = triage_of(engine, finding.signature, version)
-    return entry.line + entry.contradiction(finding, version) if entry else UNTRIAGED
+    if entry is None:
+        return UNTRIAGED
+    if (entry.first and not entry.covers(version)) if version else entry.last:
+        return f"untriaged here: releases {entry.span} have a finding of this signature ({entry.text})"
+    return entry.line + entry.contradiction(finding)

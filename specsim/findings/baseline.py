@@ -62,10 +62,8 @@ def _reach(path: Path, data: Mapping[str, Any]) -> Reach:
     return Reach(frozenset(data["ran"]), reasons)
 
 
-def save(path: Path, verdict: Mapping[str, Any], kept: Iterable[str]) -> int:
-    """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be checked; returns
-    how many there are.
-    """
+def save(path: Path, verdict: Mapping[str, Any], kept: Iterable[str]) -> None:
+    """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be checked."""
     entries = [{"signature": signature} for signature in kept]
     entries += [
         {name: found[name] for name in ("signature", "rule", "title", "where")} for found in verdict["findings"]
@@ -75,4 +73,3 @@ def save(path: Path, verdict: Mapping[str, Any], kept: Iterable[str]) -> int:
     skipped = [f"{tier}:{what}" for tier, what, why in reach.reasons if not is_absent(why)]
     about = {"format": FORMAT, "specsim": specsim.__version__, "target": verdict["target"]}
     write_json(path, {**about, "ran": sorted(reach.ran), "not_run": sorted(skipped), "findings": entries})
-    return len(entries)

@@ -1,6 +1,7 @@
-"""What `specsim check` prints of a verdict: the verdict, what to do about it, then the findings, the worst first.
+"""What `specsim check` prints of a verdict: at the end what matters most, where a terminal and a log show it.
 
-Each finding has a line: its rule, what is to blame, where, and who can reach it. The first ones follow in full.
+The first findings in full, what was checked and what was not; then a line a finding, the worst first: its rule, what is
+to blame, where, and who can reach it; then the verdict, what to do about it, and what keeps it from passing.
 """
 
 from __future__ import annotations
@@ -37,21 +38,29 @@ class Detail:
     not_run: bool = False
 
 
-def print_verdict(verdict: Verdict, detail: Detail) -> None:
-    """Print the verdict and as much of what it rests on as is asked for."""
+def print_verdict(verdict: Verdict, detail: Detail, written: str = "") -> None:
+    """Print the verdict and as much of what it rests on as is asked for. `written` stands in its place where its
+    findings were made the baseline.
+    """
     console = console_of()
-    style, findings = _STYLES[verdict.verdict], verdict.new
-    first, *rest = wrapped(f"{verdict.verdict}: {_summary(verdict)}", console.width, "      ")
-    _print(console, [first.replace(verdict.verdict, f"[{style}]{verdict.verdict}[/]", 1), *rest])
+    findings = verdict.new
     if not detail.quiet:
+        for number, finding in enumerate(findings[: None if detail.verbose else SHOWN_IN_FULL], 1):
+            _print_finding(console, number, finding, verdict, None if detail.verbose else FINDING_LINES_MAX)
+            console.print()
+        _print_checked(console, verdict, detail)
+        console.print()
+    _print(console, [*_index(findings, console.width), *([""] if findings and not detail.quiet else [])])
+    word, style = ("written", "bold") if written else (verdict.verdict, _STYLES[verdict.verdict])
+    first, *rest = wrapped(f"{word}: {written or _summary(verdict)}", console.width, "      ")
+    _print(console, [first.replace(word, f"[{style}]{word}[/]", 1), *rest])
+    if not detail.quiet and not written:
         _print(console, map(without_markup, wrapped(_what_to_do(verdict, detail), console.width, "")))
-    _print(console, [*([""] if findings else []), *_index(findings, console.width)])
-    if detail.quiet:
+    if not written:
         _print_not_checked(console, verdict, detail)
-        return
-    for number, finding in enumerate(findings[: None if detail.verbose else SHOWN_IN_FULL], 1):
-        _print_finding(console, number, finding, verdict, None if detail.verbose else FINDING_LINES_MAX)
-    console.print()
+
+
+def _print_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
     if detail.verbose:
         _print_table(console, verdict)
     else:
@@ -59,12 +68,10 @@ def print_verdict(verdict: Verdict, detail: Detail) -> None:
         for suite in verdict.suites:
             print_row(console, suite.name, _counts(suite, verdict))
     if verdict.baseline is not None:
-        _print_compared(console, verdict.baseline)
+        _print_compared(console, verdict.baseline, detail)
     _print_not_run(console, verdict.suites, listed=detail.not_run or verdict.verdict == "error")
-    if detail.verbose:
-        for suite in verdict.suites:
-            _print_fallbacks(console, suite)
-    _print_not_checked(console, verdict, detail)
+    for suite in verdict.suites if detail.verbose else ():
+        _print_fallbacks(console, suite)
 
 
 def _print_not_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
@@ -111,7 +118,7 @@ def _what_to_do(verdict: Verdict, detail: Detail) -> str:
     if verdict.not_compared:
         return "The last line says why; nothing is called new or known."
     if verdict.verdict == "error":
-        return "Below is why; specsim doctor says what is missing here."
+        return "Above is why; specsim doctor says what is missing here."
     if verdict.not_checked and not verdict.new:
         return "The last lines say what; --allow-not-run NAME accepts that it is not checked."
     if not verdict.new:
@@ -170,12 +177,12 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     """Print a finding in at most so many lines: those of its case give way."""
     before = [
         ("rule", f"{rule_label(finding.tier, finding.rule)}: {finding.sentence}"),
-        ("where", finding.where or "unknown"),
+        *([("where", finding.where)] if finding.where else []),
         *([("blame", _blame_sentence(finding))] if finding.blame else []),
         ("expected", finding.expected),
         ("actual", finding.actual),
         ("severity", str(finding.severity)),
-        ("reach", _reach_sentence(finding.reach)),
+        *([("reach", _reach_sentence(finding.reach))] if finding.reach != "unknown" else []),
         ("hit by", _hit_by(verdict, finding)),
         *_order_rows(finding),
         *([("triage", finding.triage)] if finding.triage else []),
@@ -190,7 +197,6 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     room = None if most is None else max(3, most - len(heading) - len(top) - len(last) - 1)
     if room is not None and len(middle) > room:
         middle = [*middle[: room - 1], f"{INDENT}... {len(middle) - room + 1} more lines with -v"]
-    console.print()
     _print(console, [f"[bold red]{without_markup(line)}[/]" for line in heading])
     _print(console, map(without_markup, [*top, *middle, *last]))
     replay = "none was written"
@@ -226,7 +232,7 @@ def _reach_sentence(reach: str) -> str:
     kind, _, place = reach.partition(":")
     if place:
         return f"{kind}: {place} keeps users from this configuration"
-    return kind if kind == "unknown" else f"{kind}: {REACHES[kind]}"
+    return f"{kind}: {REACHES[kind]}"
 
 
 def _hit_by(verdict: Verdict, finding: Finding) -> str:
@@ -304,15 +310,21 @@ def _print_table(console: Console, verdict: Verdict) -> None:
     show(console, table)
 
 
-def _print_compared(console: Console, compared: Compared) -> None:
-    """What a baseline knows: a line a signature; and which tiers ran on one side alone."""
-    for what, signatures in (
-        ("known", compared.known),
-        ("gone", compared.gone),
-        ("not judged", compared.not_judged),
-        ("uncompared", compared.not_compared),
-    ):
-        for signature in signatures:
+def _print_compared(console: Console, compared: Compared, detail: Detail) -> None:
+    """What a baseline knows: how many signatures, and with `verbose` a line each; those that are gone; and which tiers
+    ran on one side alone.
+    """
+    signatures = {
+        "known": compared.known,
+        "gone": compared.gone,
+        "not judged": compared.not_judged,
+        "uncompared": compared.not_compared,
+    }
+    if not detail.verbose:
+        counts = ", ".join(f"{len(found)} {what}" for what, found in signatures.items() if found)
+        print_row(console, "baseline", f"{compared.name}: {f'{counts}; -v lists them' if counts else 'no findings'}")
+    for what, found in signatures.items():
+        for signature in found if detail.verbose or what == "gone" else ():
             print_row(console, what, signature)
     if compared.tiers_here != compared.tiers_there:
         print_row(console, "ran", f"{', '.join(compared.tiers_here) or 'nothing'}")
