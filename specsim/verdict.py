@@ -94,6 +94,8 @@ class Finding:
     `order`      the two events in whose other order the rule holds; empty when it happens in every order, None when
                  that was not looked for
     `triage`     what is known of it publicly, one line; "" where nobody looked
+    `changed`    "FUNCTION FILE:LINE" of what the target has otherwise than the revision that is its baseline, and the
+                 case runs; the first changed line of each
     `op`, `provider`  of the ops tier: the operation, and the target whose implementation it is
     `blame`      of the ops tier: "kernel", wrong as documented, or "caller", which calls a right one wrongly
     `arguments`  of the ops tier: a line for each argument of the smallest case, small tensors whole
@@ -114,6 +116,7 @@ class Finding:
     details: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
     triage: str = ""
+    changed: tuple[str, ...] = ()
     op: str = ""
     provider: str = ""
     blame: str = ""
@@ -122,6 +125,11 @@ class Finding:
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
             raise ValueError(f"reach={self.reach!r} must be default, option, unknown, not called or guarded:FILE:LINE")
+
+    @property
+    def place(self) -> str:
+        """FILE:LINE to look at first: what this change touched, else what is wrong; "" where neither is known."""
+        return self.changed[0].rpartition(" ")[2] if self.changed else self.where
 
     @property
     def order_key(self) -> tuple[int, int, str]:
@@ -134,7 +142,7 @@ def finding_from_json(data: Mapping[str, Any]) -> Finding:
     """The finding of its JSON form."""
     order = None if data.get("order") is None else tuple(data["order"])
     changed = {"severity": Severity(data["severity"]), "details": tuple(data["details"]), "order": order}
-    changed["arguments"] = tuple(data.get("arguments", ()))
+    changed |= {name: tuple(data.get(name, ())) for name in ("arguments", "changed")}
     return Finding(**{**data, **changed})
 
 
@@ -318,6 +326,7 @@ class Verdict:
                     "details": list(finding.details),
                     "order": _listed(finding.order),
                     "arguments": list(finding.arguments),
+                    "changed": list(finding.changed),
                 }
                 for finding in self.findings
             ],

@@ -26,6 +26,7 @@ from specsim.report.check import (
     print_verdict,
     shortened,
 )
+from specsim.report.github import where_of
 from specsim.report.terminal import wrapped
 from specsim.verdict import REACHES, CheckedSubject, Compared, Finding, NotRun, Severity, Suite, Verdict
 
@@ -104,6 +105,20 @@ def test_the_verdict_and_what_to_do_are_the_last_lines(printed: Printed) -> None
 def test_what_is_not_known_of_a_finding_has_no_line(printed: Printed) -> None:
     lines = printed(verdict(finding("a", "unknown", where="")))
     assert not any(line.startswith(("   where", "   reach")) for line in lines)
+
+
+def test_a_finding_names_what_the_change_touched_and_stands_there(printed: Printed) -> None:
+    changed = tuple(f"Batch.f{number} srt/b.py:{number}" for number in range(1, 7))
+    found = finding("a", where="", changed=changed)
+    lines = printed(verdict(found))
+    at = lines.index("   changed    Batch.f1, srt/b.py:1")
+    assert lines[at + 3 : at + 5] == [
+        "              Batch.f4, srt/b.py:4",
+        "              2 more of what this case runs",
+    ]
+    assert "srt/b.py:1" in next(line for line in lines if line.endswith("default"))
+    assert where_of({"changed": list(changed), "where": "srt/a.py:9"}) == found.place == "srt/b.py:1"
+    assert where_of({"where": "srt/a.py:9"}) == finding("a", where="srt/a.py:9").place == "srt/a.py:9"
 
 
 def test_what_a_baseline_knows_is_counted_and_what_is_gone_is_named(printed: Printed) -> None:

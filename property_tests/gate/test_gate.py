@@ -85,14 +85,19 @@ def require_clean(repository: EngineRepository) -> None:
     assert "scheduler" in compared["tiers_here"]
 
 
-def require_found(repository: EngineRepository, mistake: str, command: str) -> None:
-    """A gate on a tree with a mistake: what is new is of it, and nothing else is."""
+def require_found(repository: EngineRepository, mistake: str, command: str) -> dict[str, Any]:
+    """A gate on a tree with a mistake: what is new is of it, and nothing else is. Returns the first of it."""
     repository.make(MISTAKES[mistake])
     ended = run(repository, command)
     data = verdict_in(repository)
     assert (ended.returncode, data["verdict"]) == (1, "fail"), ended.stdout + ended.stderr
-    assert data["baseline"]["new"]
+    new = data["baseline"]["new"]
+    assert new
     assert data["baseline"]["not_compared"] == []
+    numbered = re.findall(r"^ *\d+\.  ", ended.stdout, re.M)
+    assert len(numbered) == len(new)  # no line of what is known
+    first: dict[str, Any] = next(one for one in data["findings"] if one["signature"] in new)
+    return first
 
 
 def test_a_clean_tree_passes_and_a_mistake_fails_the_gate(repository: Repository) -> None:
@@ -118,7 +123,10 @@ def test_a_clean_tree_of_the_newest_release_passes_every_command(repository: Rep
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_in_the_newest_release_fails_the_gate(repository: Repository, layout: str, mistake: str) -> None:
     made = repository(RELEASES[-1], layout)
-    require_found(made, mistake, of_the_workflow(made))
+    (changed,) = require_found(made, mistake, of_the_workflow(made))["changed"]
+    function, _, place = changed.rpartition(" ")
+    assert function.rpartition(".")[2] == MISTAKES[mistake].function
+    assert place.startswith(MISTAKES[mistake].file)
 
 
 LOST = {

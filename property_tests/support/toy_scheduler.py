@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from types import CodeType
 from typing import Any
 
 from specsim.choices.chooser import Chooser
@@ -26,6 +27,7 @@ from specsim.engines.real_scheduler import (
     Turn,
     WrongContent,
 )
+from specsim.lifting.changes import Function
 
 DEFECTS = (
     "wrong token",
@@ -238,6 +240,11 @@ class ToyScheduler:
 
     def place_of(self, error: BaseException) -> tuple[str, str]:
         return "_step", "toy.py:1"
+
+    def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
+        mine = (code for code in codes if code.co_filename == __file__ and not code.co_name.startswith("<"))
+        found = {Function(code.co_qualname, "toy.py", code.co_firstlineno, code.co_firstlineno) for code in mine}
+        return tuple(sorted(found, key=lambda one: one.first))
 
     def requests(self) -> Iterator[RequestState]:
         for r in self._requests.values():

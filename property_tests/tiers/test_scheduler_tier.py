@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from msgspec import structs
 
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
@@ -68,6 +69,19 @@ def test_a_scheduler_that_is_right_breaks_no_rule() -> None:
     found = list(outcomes("", 60))
     assert all(isinstance(outcome, Ran) for outcome in found)
     assert [violation for outcome in found for violation in violations_of(outcome)] == []
+
+
+def test_the_functions_that_a_schedule_runs_are_noted_where_they_are_asked_for() -> None:
+    starters, schedule = Starters(ToyTarget("")), wanted(0, 0, 20.0)
+    try:
+        plain, traced = starters.run(schedule), starters.run(structs.replace(schedule, traces=True))
+    finally:
+        starters.close()
+    assert isinstance(plain, Ran)
+    assert isinstance(traced, Ran)
+    assert plain.record.ran == ()
+    assert "ToyScheduler._step" in [function.name for function in traced.record.ran]
+    assert structs.replace(traced.record, ran=()) == plain.record
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

@@ -19,6 +19,7 @@ from specsim.commands.suites import (
     Asked,
     NoVerdictError,
     baseline_of,
+    changed_by,
     checked_beside,
     replayed,
     verdict_of,
@@ -116,6 +117,9 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
             return verdict
         shown, absent = replayed(verdict, baseline, beside, asked, deadline)
         _compare(verdict, replace(baseline, signatures=baseline.signatures | shown), asked, absent)
+        assert verdict.baseline is not None
+        changed = changed_by(verdict, verdict.baseline.new, beside, asked, deadline)
+        verdict.findings = [replace(one, changed=changed.get(one.signature, ())) for one in verdict.findings]
     return verdict
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -309,6 +309,42 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
         frozenset(signature for signature, state in states.items() if state is State.SHOWN),
         frozenset(signature for signature, state in states.items() if state is State.GONE),
     )
+
+
+def changed_by(
+    verdict: Verdict, signatures: Collection[str], base: Target, asked: Asked, deadline: float
+) -> dict[str, tuple[str, ...]]:
+    """Of findings of a checkout, by signature: the functions that it has otherwise than the revision `base`, and that
+    the case of the finding runs; by `deadline` (of time.monotonic), where a case must be run once more for that.
+    """
+    from specsim import replay_file
+    from specsim.engines.packages import open_source
+    from specsim.engines.target import CheckoutTarget, PackageTarget
+    from specsim.lifting.changes import Changes, Function
+    from specsim.tiers.registry import TIERS
+    from specsim.tiers.replaying import replay, request_of
+
+    target, checkouts = asked.target, (CheckoutTarget, PackageTarget)
+    if not signatures or not isinstance(base, checkouts) or not isinstance(target, checkouts) or not base.revision:
+        return {}
+    changes = Changes(open_source(base, asked.cache), open_source(target, asked.cache))
+    found: dict[str, tuple[str, ...]] = {}
+    for finding in verdict.findings:
+        if finding.signature not in signatures:
+            continue
+        if not TIERS[finding.tier].imports_target:
+            found[finding.signature] = changes.around(finding.where)
+            continue
+        if not finding.replay or time.monotonic() > deadline:
+            continue
+        file = Path(finding.replay)
+        try:
+            request = request_of(replay_file.load(file), target.text, asked.cache.folder, asked.hang_seconds)
+            ran = replay(request, file, traces=True).get("ran", ())
+        except UsageError:  # it ended its process
+            continue
+        found[finding.signature] = changes.of(Function(*function) for function in ran)
+    return found
 
 
 class Replayed(NamedTuple):

@@ -7,7 +7,7 @@ hands it requests, and shows its state. Nothing here knows of an engine.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,9 +16,11 @@ from specsim.engines.probe import Broken
 
 if TYPE_CHECKING:
     from fractions import Fraction
+    from types import CodeType
 
     from specsim.choices.chooser import Chooser
     from specsim.contracts.enumeration import Distribution
+    from specsim.lifting.changes import Function
 
 PACKAGES = ("packaging",)
 """Of the extra `specsim-llm[scheduler]`: what a release's scheduler imports in earnest, and specsim itself does not."""
@@ -370,6 +372,10 @@ class StartedScheduler(Protocol):
 
     def place_of(self, error: BaseException) -> tuple[str, str]:
         """The innermost function of the target that an error came through, and its FILE:LINE; "unknown" and ""."""
+        ...
+
+    def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
+        """Those of the target among code that ran, by file and line."""
         ...
 
 

@@ -23,6 +23,7 @@ from specsim.verdict import REACHES, Compared, Finding, NotRun, Suite, Verdict
 
 SHOWN_IN_FULL = 3  # findings, without --verbose
 NOT_CHECKED_MAX = 5
+CHANGED_MAX = 4  # functions of a change that a finding names
 FINDING_LINES_MAX = 25  # of one of them, without --verbose
 _STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold yellow", "error": "bold yellow"}
 
@@ -143,7 +144,7 @@ def _index(findings: Sequence[Finding], width: int) -> list[str]:
             f"{number:>3}.",
             rule_label(one.tier, one.rule).partition(" ")[0],
             visible(blamed(one)),
-            visible(one.where),
+            visible(one.place),
             one.reach.partition(":")[0],
         )
         for number, one in enumerate(findings, 1)
@@ -177,6 +178,7 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     """Print a finding in at most so many lines: those of its case give way."""
     before = [
         ("rule", f"{rule_label(finding.tier, finding.rule)}: {finding.sentence}"),
+        *_changed_rows(finding),
         *([("where", finding.where)] if finding.where else []),
         *([("blame", _blame_sentence(finding))] if finding.blame else []),
         ("expected", finding.expected),
@@ -217,6 +219,14 @@ def _blame_sentence(finding: Finding) -> str:
     if finding.blame == "caller":
         return f"the caller: how {finding.provider} calls {finding.op}, or what it does in its place"
     return f"the kernel: {finding.op} of {finding.provider}, as documented"
+
+
+def _changed_rows(finding: Finding) -> list[tuple[str, str]]:
+    """What this change touched of what the case runs."""
+    rows = [", ".join(one.rsplit(" ", 1)) for one in finding.changed[:CHANGED_MAX]]
+    if more := len(finding.changed) - len(rows):
+        rows.append(f"{more} more of what this case runs")
+    return [("changed" if number == 0 else "", row) for number, row in enumerate(rows)]
 
 
 def _order_rows(finding: Finding) -> list[tuple[str, str]]:

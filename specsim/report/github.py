@@ -23,7 +23,7 @@ def annotations_of(verdicts: Sequence[Mapping[str, Any]], located: Located) -> I
     """A line for each new finding, as the runner of workflows reads it."""
     for verdict in verdicts:
         for finding in new_of(verdict):
-            place = located(verdict["target"], finding["where"])
+            place = located(verdict["target"], where_of(finding))
             fields = {"title": f"{_label(finding)}: {visible(finding['title'], TITLE_MAX)}"}
             if place:
                 fields = {"file": place[0], "line": str(place[1]), **fields}
@@ -32,6 +32,12 @@ def annotations_of(verdicts: Sequence[Mapping[str, Any]], located: Located) -> I
             text += [command(finding["replay"], verdict["target"], verdict["target"])] if finding["replay"] else []
             message = "\n".join(map(visible, text))
             yield f"::{LEVELS.get(finding['severity'], 'error')} {named}::{_data(message)}"
+
+
+def where_of(finding: Mapping[str, Any]) -> str:
+    """FILE:LINE where a finding is shown: in the diff where the change is known, else at what is blamed."""
+    changed: Sequence[str] = finding.get("changed", ())
+    return changed[0].rpartition(" ")[2] if changed else str(finding["where"])
 
 
 def _label(finding: Mapping[str, Any]) -> str:

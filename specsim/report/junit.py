@@ -76,7 +76,8 @@ def lines_of(finding: _Json, target: str) -> list[str]:
     """A finding as lines of text, the command that replays it last."""
     return [
         f"{rule_label(finding['tier'], finding['rule'])}: {finding['sentence']}",
-        f"where    {finding['where'] or 'unknown'}",
+        *(f"changed  {one}" for one in finding.get("changed", ())),
+        *([f"where    {finding['where']}"] if finding["where"] else []),
         f"expected {finding['expected']}",
         f"actual   {finding['actual']}",
         f"severity {finding['severity']}, reach {finding['reach']}, hit {finding['count']} times",

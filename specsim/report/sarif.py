@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import specsim
 from specsim.replay_file import command
-from specsim.report.github import Located, state_of
+from specsim.report.github import Located, state_of, where_of
 from specsim.report.page.plain import visible
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -81,7 +81,7 @@ def _level(finding: Mapping[str, Any]) -> str:
 
 
 def _result(finding: Mapping[str, Any], verdict: Mapping[str, Any], located: Located, events: Events) -> dict[str, Any]:
-    place = located(verdict["target"], finding["where"]) or (finding["replay"] or "specsim", 1)
+    place = located(verdict["target"], where_of(finding)) or (finding["replay"] or "specsim", 1)
     location = {
         "physicalLocation": {
             "artifactLocation": {"uri": quote(place[0], errors="replace")},

@@ -42,10 +42,13 @@ class Failure(Work, tag="failure", frozen=True):
 
 
 class Replay(Work, tag="replay", frozen=True):
-    """Run the case of a replay file once more. With `record`, note what a page shows."""
+    """Run the case of a replay file once more. With `record`, note what a page shows; with `traces`, the functions of
+    the target that it runs, where the tier can tell.
+    """
 
     file: str
     record: bool = False
+    traces: bool = False
 
 
 class Shrink(Work, tag="shrink", frozen=True):

@@ -55,13 +55,18 @@ def request_of(
 
 
 def replay(
-    request: Request, file: Path, hash_seed: str = "", ask: Ask | None = None, record: bool = False
+    request: Request,
+    file: Path,
+    hash_seed: str = "",
+    ask: Ask | None = None,
+    record: bool = False,
+    traces: bool = False,
 ) -> dict[str, Any]:
     """Run a replay file's case; the answer of its tier, also where the case ended its process. With `record` it has
-    what a page shows.
+    what a page shows, with `traces` what functions `ran` (NAME, FILE, FIRST LINE, LAST LINE).
     """
     tier = TIERS[request.tier]
-    question = msgspec.structs.replace(request, work=Replay(file=str(file), record=record))
+    question = msgspec.structs.replace(request, work=Replay(file=str(file), record=record, traces=traces))
     has_begun = False
     try:
         for message in (ask or process.ask)(question, tier.limit_seconds(question), hash_seed):

@@ -305,7 +305,8 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     stored = _stored(work.file)
     target, starters = _started(request, messages)
     try:
-        outcome = starters.run(Wanted(tuple(stored.tape), seconds=request.hang_seconds, records=work.record))
+        schedule = Wanted(tuple(stored.tape), seconds=request.hang_seconds, records=work.record, traces=work.traces)
+        outcome = starters.run(schedule)
     finally:
         starters.close()
     messages.send(Replayed(answer=answer_of(target, stored, outcome, records=work.record)))
@@ -329,6 +330,7 @@ def answer_of(
         "events": list(record.events) if record else [],
         "where": target.where,
         "code": [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}],
+        "ran": [list(function) for function in record.ran] if record else [],
         "violations": [{**plain_violation(violation), "signature": violation.signature} for violation in violations],
     }
     if records and record is not None:

@@ -40,7 +40,7 @@ _SIZE = struct.Struct(">I")
 
 class Wanted(msgspec.Struct, frozen=True):
     """A schedule: choices that are made already, and where the others come from: `index` of a seed, or zeros (-1).
-    With `records` each step is noted.
+    With `records` each step is noted, with `traces` the functions that are run.
     """
 
     tape: tuple[int, ...]
@@ -48,6 +48,7 @@ class Wanted(msgspec.Struct, frozen=True):
     index: int = -1
     seconds: float = 60.0
     records: bool = False
+    traces: bool = False
 
     def chooser(self) -> RecordingChooser:
         if self.index < 0:
@@ -188,7 +189,9 @@ def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, share
         chooser.choose(len(SETUPS), "setup")
         outcome: Outcome
         try:
-            outcome = Ran(run_schedule(started, SETUPS[number], chooser, records=schedule.records))
+            outcome = Ran(
+                run_schedule(started, SETUPS[number], chooser, records=schedule.records, traces=schedule.traces)
+            )
         except Exception as error:  # what the scheduler raises is a violation: this is of the adapter
             outcome = NotStarted(f"its adapter fails: {described(error)}, {_place(error)}")
         content = msgspec.json.encode(outcome)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from contextlib import contextmanager, nullcontext
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +14,7 @@ import msgspec
 from specsim.choices.chooser import Item
 from specsim.engines.real_scheduler import Step
 from specsim.errors import described
+from specsim.lifting.changes import Function
 from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.rules import Violation
@@ -20,6 +23,9 @@ from specsim.tiers.scheduler.users import NeverEndsError, Users
 from specsim.tiers.scheduler.workload import draw_workload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
     from specsim.choices.chooser import RecordingChooser
     from specsim.engines.real_scheduler import Setup, StartedScheduler
 
@@ -57,21 +63,24 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...] = ()
     steps: tuple[Step, ...] = ()
     lives: dict[str, Life] = {}
+    ran: tuple[Function, ...] = ()
 
 
 def run_schedule(
-    started: StartedScheduler, setup: Setup, chooser: RecordingChooser, *, records: bool = False
+    started: StartedScheduler, setup: Setup, chooser: RecordingChooser, *, records: bool = False, traces: bool = False
 ) -> Record:
     """Draw what users do from the chooser, and run it. The setup's choice was made. With `records` the record has
-    `steps` and `lives`, for a page.
+    `steps` and `lives`, for a page; with `traces` the target's functions that `ran`.
     """
     if records:
         started.record()
     workload = draw_workload(chooser, setup, started.decode)
     users = Users(started, workload, setup)
     violations: list[Violation] = []
+    codes: dict[int, CodeType] = {}
     try:
-        started.run(chooser, users.at)
+        with _noted(codes) if traces else nullcontext():
+            started.run(chooser, users.at)
     except NeverEndsError as error:
         violations.append(
             Violation(rule=rules.PROGRESS.id, part=error.part, who=error.who, expected="an end", actual=str(error))
@@ -101,7 +110,24 @@ def run_schedule(
         items=tuple(chooser.items),
         steps=tuple(started.seen.steps[:STEPS_MAX]),
         lives=_lives(users, started) if records else {},
+        ran=started.functions_of(codes.values()),
     )
+
+
+@contextmanager
+def _noted(codes: dict[int, CodeType]) -> Iterator[None]:
+    """Note each function that is called in here, by the address of its code, which all of them keep alive."""
+
+    def note(frame: FrameType, event: str, _of: object) -> None:
+        if event == "call":
+            codes[id(frame.f_code)] = frame.f_code
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 def plain_violation(violation: Violation) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +45,7 @@ from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
+from specsim.lifting.changes import Function
 from specsim.rules.liveness import DeviceException
 from specsim.rules.sampling import GrammarState, PenaltyCounts
 from specsim.rules.steps import DraftContent
@@ -53,6 +54,7 @@ from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
     from fractions import Fraction
+    from types import CodeType
 
     from specsim.choices.chooser import Chooser
     from specsim.contracts.enumeration import Distribution
@@ -432,6 +434,20 @@ class Started:
     def place_of(self, error: BaseException) -> tuple[str, str]:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(self._release)]
         return (frames[-1].name, _below(frames[-1].filename, frames[-1].lineno or 0)) if frames else ("unknown", "")
+
+    def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
+        ours = [code for code in codes if code.co_filename.startswith(self._release)]
+        found = {
+            Function(
+                code.co_qualname,
+                code.co_filename.removeprefix(self._release),
+                code.co_firstlineno,
+                max(line or 0 for _, _, line in code.co_lines()),
+            )
+            for code in ours
+            if not code.co_name.startswith("<")  # a comprehension is of the function around it
+        }
+        return tuple(sorted(found, key=lambda one: (one.file, one.first, one.name)))
 
     # ---- the state at rest
 
