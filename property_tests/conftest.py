@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 from property_tests.support.known_releases import FEW
 from specsim.compiled.finder import uninstall
 from specsim.engines.packages import open_source
+from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree
@@ -46,21 +47,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip slow tests, which run by `make nightly`, with `--all-releases` and on a GPU. Of those with parameters and
-    `slow(runs_one_in=N)`, every run takes one in N.
+    """Leave out slow tests, which run by `make nightly`, with `--all-releases` and on a GPU, and those of releases that
+    only `make test-releases` reads. Of those with parameters and `slow(runs_one_in=N)`, every run takes one in N.
     """
-    is_nightly = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-    if is_nightly or config.getoption("--all-releases") or torch.cuda.is_available():
-        return
+    every_release = config.getoption("--all-releases")
+    is_slow_too = os.environ.get("HYPOTHESIS_PROFILE") == "nightly" or every_release or torch.cuda.is_available()
     seen: Counter[str] = Counter()
+    left_out = []
     for item in items:
         mark = item.get_closest_marker("slow")
-        if mark is None:
-            continue
-        function, runs_one_in = item.nodeid.split("[")[0], mark.kwargs.get("runs_one_in", 0)
-        if not runs_one_in or seen[function] % runs_one_in:
-            item.add_marker(pytest.mark.skip(reason="slow: in `make nightly`"))
-        seen[function] += 1
+        if not every_release and _is_of_another_release(item):
+            left_out.append(item)
+        elif mark is not None and not is_slow_too:
+            function, runs_one_in = item.nodeid.split("[")[0], mark.kwargs.get("runs_one_in", 0)
+            if not runs_one_in or seen[function] % runs_one_in:
+                left_out.append(item)
+            seen[function] += 1
+    if left_out:
+        names = {item.nodeid for item in left_out}
+        items[:] = [item for item in items if item.nodeid not in names]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_of_another_release(item: pytest.Item) -> bool:
+    """Whether a test reads a release that is not one of the few."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    version = parameters.get("version")
+    return "release" in getattr(item, "fixturenames", ()) and version in RELEASES and version not in FEW
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -133,6 +133,7 @@ def test_random_schedules_have_every_two_of_the_features_that_are_crossed() -> N
     assert [pair for pair in crossed(CROSSED) if not shares_of_many().get(pair)] == []
 
 
+@pytest.mark.slow
 def test_every_page_size_is_drawn() -> None:
     found = shares_of_many()
     assert all(found[f"pages of {size}"] > 0.1 for size in (2, 4, 16))

@@ -136,7 +136,9 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("change", LOST)
+@pytest.mark.parametrize(
+    "change", [pytest.param(name, marks=pytest.mark.slow if name != "an added import" else ()) for name in LOST]
+)
 def test_what_cannot_run_any_more_does_not_pass(repository: Repository, change: str) -> None:
     made = repository(NEWEST, "python")
     only = "scheduler --schedules 1" if LOST[change][0] == SCHEDULER else "ops:fill_bonus_tokens --cases 1"

@@ -86,7 +86,7 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("interpreted", ["0", "1"])
+@pytest.mark.parametrize("interpreted", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_a_test_fails_for_what_its_launches_do_wrong(suite: Path, interpreted: str) -> None:
     ended = run_pytest(suite, "--specsim-interpreter", "-rA", TRITON_INTERPRET=interpreted)
     told = ended.stdout
@@ -106,6 +106,7 @@ def test_what_is_left_to_triton_is_in_the_summary(suite: Path) -> None:
     assert "specsim: left to Triton: prints, for tl." in ended.stdout
 
 
+@pytest.mark.slow  # workers of pytest-xdist, each of which imports torch
 def test_without_checks_an_access_behind_the_end_still_fails(suite: Path) -> None:
     ended = run_pytest(suite, "--specsim-interpreter-plain", "-n", "2", "-p", "xdist", "-rA")
     assert "2 failed, 4 passed" in ended.stdout, ended.stdout + ended.stderr

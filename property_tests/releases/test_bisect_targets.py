@@ -126,7 +126,7 @@ def test_a_fix_is_found_with_the_newer_end_good_across_a_rename(
 
 
 @pytest.mark.parametrize("question", ["file", "operation"])
-@pytest.mark.slow(runs_one_in=2)
+@pytest.mark.slow
 def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
     question: str, children: Children, wheel_cache: Cache, tmp_path: Path
 ) -> None:

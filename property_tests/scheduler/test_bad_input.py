@@ -64,7 +64,6 @@ def test_drift_is_said_even_where_something_fails_because_of_it() -> None:
         Fake("worker", answers).size + 1
 
 
-@pytest.mark.slow(runs_one_in=2)
 def test_a_scheduler_that_has_moved_is_drift_attribute_by_attribute(tmp_path: Path) -> None:
     target = startable(tmp_path / "tree", "class Scheduler:\n    def run_event_loop(self): ...\n")
     (entry, *_), _ = not_run(target, tmp_path / "verdict.json")
@@ -73,7 +72,6 @@ def test_a_scheduler_that_has_moved_is_drift_attribute_by_attribute(tmp_path: Pa
     assert entry["why"].startswith(("DriftError: drift: ", "drift: "))
 
 
-@pytest.mark.slow(runs_one_in=2)
 def test_a_release_that_fails_as_it_starts_is_not_run_with_file_and_line(tmp_path: Path) -> None:
     hooks = "".join(f"    def {hook}(self): ...\n" for hook in HOOKS)
     source = f"class Scheduler:\n{hooks}    def __init__(self, **given):\n        raise OSError('no NVIDIA driver')\n"
@@ -82,7 +80,6 @@ def test_a_release_that_fails_as_it_starts_is_not_run_with_file_and_line(tmp_pat
     assert entries[0]["why"].endswith(f"srt/managers/scheduler.py:{source.count(chr(10))}")
 
 
-@pytest.mark.slow(runs_one_in=2)
 def test_a_folder_called_sglang_around_everything_is_none_of_the_release(tmp_path: Path) -> None:
     """Neither specsim's own engines/sglang nor a checkout's environment is blamed for what the release raises."""
     target = checkout(tmp_path / "sglang" / "work", "import yaml\nyaml.load = None\nimport sglang.srt.gone\n")
@@ -90,7 +87,6 @@ def test_a_folder_called_sglang_around_everything_is_none_of_the_release(tmp_pat
     assert entry["why"].endswith("srt/managers/scheduler.py:3")
 
 
-@pytest.mark.slow(runs_one_in=2)
 def test_what_a_release_prints_does_not_reach_standard_output(tmp_path: Path) -> None:
     noisy = "import os, sys\nprint('NOISE')\nos.write(1, b'NOISE')\nos.system('echo NOISE')\nraise OSError(2, 'gone')\n"
     target = checkout(tmp_path / "tree", noisy)
@@ -100,7 +96,7 @@ def test_what_a_release_prints_does_not_reach_standard_output(tmp_path: Path) ->
     assert json.loads(ended.stdout)["suites"][0]["name"] == "scheduler"
 
 
-@pytest.mark.slow(runs_one_in=20)  # an import may take a minute and a half
+@pytest.mark.slow  # an import may take a minute and a half
 def test_an_import_that_hangs_is_ended(tmp_path: Path) -> None:
     target = checkout(tmp_path / "tree", "import threading\nthreading.Event().wait()\n")
     out = tmp_path / "verdict.json"

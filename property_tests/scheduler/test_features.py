@@ -108,7 +108,7 @@ DEFECTS = {
 }
 
 
-@pytest.mark.slow(runs_one_in=len(DEFECTS))
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_of_a_feature_is_found(release: Callable[[str], SourceTree], name: str) -> None:
     (version, *defect), expected = DEFECTS[name]

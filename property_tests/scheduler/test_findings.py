@@ -61,7 +61,6 @@ def test_a_scheduler_that_cannot_be_imported_is_not_run_with_file_and_line(tmp_p
     assert not_run["why"].endswith("srt/managers/scheduler.py:2")
 
 
-@pytest.mark.slow(runs_one_in=1)
 def test_a_scheduler_whose_import_ends_its_process_is_a_finding(tmp_path: Path) -> None:
     target = checkout(tmp_path / "tree", "import os\nos._exit(3)\n")
     out = tmp_path / "verdict.json"
@@ -92,7 +91,6 @@ def checked(
     return verdict, {finding["signature"]: finding["replay"] for finding in verdict["findings"]}
 
 
-@pytest.mark.slow(runs_one_in=1)
 def test_the_first_schedules_find_the_row_write_and_tokens_behind_an_end(
     checked: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
@@ -112,7 +110,6 @@ def _behind_an_end(signatures: Iterable[str]) -> str:
     return next(name for name in signatures if name.startswith(ENDS) and not name.endswith(":aborted"))
 
 
-@pytest.mark.slow(runs_one_in=1)
 def test_a_replay_file_has_one_digest_under_two_hash_seeds(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
     file = Path(checked[1][_behind_an_end(checked[1])])
     digest = json.loads(file.read_text())["digest"]
@@ -122,7 +119,6 @@ def test_a_replay_file_has_one_digest_under_two_hash_seeds(checked: tuple[dict[s
         assert digest in ended.stdout
 
 
-@pytest.mark.slow(runs_one_in=1)
 def test_a_finding_is_of_short_requests(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """As drawn, a request has forty-odd tokens."""
     turns = json.loads(Path(checked[1][_behind_an_end(checked[1])]).read_text())["workload"]["turns"]
@@ -136,7 +132,6 @@ def test_a_mutant_that_there_is_not_is_refused_with_the_list() -> None:
     assert all(defect in ended.stderr for defect in planted())
 
 
-@pytest.mark.slow(runs_one_in=2)
 def test_a_mutant_of_another_release_is_refused_with_the_hash(release: Callable[[str], SourceTree]) -> None:
     release(NEWEST)
     ended = specsim("check", f"sglang=={NEWEST}", "--only", "scheduler", "--mutant", "P07", "--schedules", "1")
@@ -146,7 +141,6 @@ def test_a_mutant_of_another_release_is_refused_with_the_hash(release: Callable[
     assert f"planted into {', '.join(defect.hashes)} alone" in ended.stderr.lower()
 
 
-@pytest.mark.slow(runs_one_in=2)
 def test_a_mutant_of_a_releases_source_is_found_and_its_replay_says_so(
     release: Callable[[str], SourceTree], tmp_path: Path
 ) -> None:
@@ -169,7 +163,7 @@ def test_a_mutant_of_a_releases_source_is_found_and_its_replay_says_so(
     assert "with mutant" not in without.stdout
 
 
-@pytest.mark.slow(runs_one_in=3)
+@pytest.mark.slow
 def test_a_campaign_runs_schedules_of_a_release(release: Callable[[str], SourceTree], tmp_path: Path) -> None:
     release(VERSION)
     store, out = tmp_path / "campaign.db", tmp_path / "campaign.json"
@@ -183,7 +177,7 @@ def test_a_campaign_runs_schedules_of_a_release(release: Callable[[str], SourceT
         assert found["tier"] == "scheduler"
 
 
-@pytest.mark.slow(runs_one_in=2)
+@pytest.mark.slow
 def test_a_replay_file_is_shrunk_pinned_and_run_by_pytest(
     checked: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -202,7 +196,7 @@ def test_a_replay_file_is_shrunk_pinned_and_run_by_pytest(
     assert RACE in pytested.stdout
 
 
-@pytest.mark.slow(runs_one_in=4)
+@pytest.mark.slow
 def test_bisect_names_the_release_that_took_stale_results_away(
     release: Callable[[str], SourceTree], tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_worker_of_spec_v1_decodes_as_one_by_one_and_keeps_its_accounts(
     assert answer["iterations"] < 40, "its drafts are accepted"
 
 
+@pytest.mark.slow(runs_one_in=3)
 @pytest.mark.parametrize(
     "name", ["draft-extension-planned-twice", "draft-of-a-chunk", "a-later-draft-step-writes-the-first-pool"]
 )

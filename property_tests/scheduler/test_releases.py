@@ -66,6 +66,7 @@ def test_fixtures_show_on_a_release_what_is_expected(version: str, opened: Calla
             assert shown[file.stem]["digest"] == stored.digest, file.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [ONE, *OTHERS])
 def test_schedules_are_the_same_in_two_processes_under_two_hash_seeds(
     version: str, opened: Callable[[str], None]

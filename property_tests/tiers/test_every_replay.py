@@ -26,16 +26,8 @@ from specsim.tiers.messages import Request
 from specsim.tiers.process import HASH_SEEDS, fork_server
 
 IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-# One of each tier, of an empty tape and a full one, of a mutant, and of offsets that are computed and not run.
-OFTEN = (
-    "bonus-token-stride",
-    "masked-lanes-of-target-slots",
-    "offsets-of-an-argmax",
-    "draft-slots-race",
-    "no-penalties-at-verification",
-    "session-tail-leak",
-    "session-turn-begins-beyond-the-end",
-)
+OFTEN = ("bonus-token-stride", "draft-slots-race", "no-penalties-at-verification")
+"""One of each tier but of schedulers, of which test_findings.py has one; the second is of a mutant of the model."""
 REPLAYS = [file for file in FILES if IS_NIGHTLY or file.stem in OFTEN]
 
 
@@ -157,7 +149,7 @@ dying, hanging, unmade = (Extension(accounting=each) for each in (Dies, Hangs, R
 def test_every_command_accepts_the_replay_of_what_ends_its_process_or_never_begins(
     name: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not IS_NIGHTLY and name not in ("dying_operation", "unmade"):
+    if not IS_NIGHTLY and name != "unmade":
         pytest.skip("seconds long: in `make nightly`")
     (tmp_path / "ending.py").write_text(ENDING)
     monkeypatch.chdir(tmp_path)

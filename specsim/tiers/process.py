@@ -40,7 +40,8 @@ def prepared(request: Request) -> Request:
     the child is killed.
     """
     request = fetch(request)
-    root = _written(request.target, Path(request.cache)) if TIERS[request.tier].imports_target else ""
+    tier = TIERS.get(request.tier)  # one that there is not is refused where the request is answered
+    root = _written(request.target, Path(request.cache)) if tier is not None and tier.imports_target else ""
     return msgspec.structs.replace(request, root=root) if root else request
 
 
