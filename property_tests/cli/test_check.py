@@ -116,6 +116,7 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "details",
         "order",
         "triage",
+        "changed",
         "op",
         "provider",
         "blame",
