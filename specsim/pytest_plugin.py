@@ -166,7 +166,8 @@ class TierItem(pytest.Item):
         self.target, self.tier = target, tier
 
     def runtest(self) -> None:
-        from specsim.testing import FINDINGS, check_target, told_findings
+        from specsim.replay_file import FINDINGS
+        from specsim.testing import check_target, told_findings
         from specsim.tiers.registry import TIERS
 
         verdict = check_target(

@@ -22,6 +22,9 @@ import specsim
 from specsim.errors import UsageError
 from specsim.files import read_json, write_text
 
+FINDINGS = Path("specsim-findings")
+"""Where replay files are written unless another folder is named."""
+
 FORMAT = "specsim.replay/1"
 NAME_MAX = 240  # bytes; file systems of Linux take 255, with the suffix
 HASH_CHARACTERS = 16
@@ -261,7 +264,11 @@ def name_of(replay: Replay) -> str:
 
 
 def save_in(folder: Path, replay: Replay) -> Path:
-    """Write a replay file into a folder, under the name of its finding."""
+    """Write a replay file into a folder, under the name of its finding. git is told to ignore FINDINGS when that is
+    made: it lies in the checkout that is checked.
+    """
+    if folder.name == FINDINGS.name and not folder.exists():
+        write_text(folder / ".gitignore", "*\n")
     path = folder / name_of(replay)
     save(path, replay)
     return path

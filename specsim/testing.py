@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.errors import UsageError
+from specsim.replay_file import FINDINGS
 
 if TYPE_CHECKING:
     from specsim.contracts.contract import Op
@@ -51,7 +52,6 @@ __all__ = [
     "sgl_kernel",
 ]
 
-FINDINGS = Path("specsim-findings")
 REPLAY_VARIABLE = "SPECSIM_REPLAY"
 """Names a replay file: `assert_matches` of its operation then runs the case of that file and no other."""
 

@@ -57,7 +57,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("stored")
     (folder / "mine.py").write_text(textwrap.dedent(WRONG))
     specsim(folder, "check", "mine:provider", "--cases", "5", "--device", "cpu")
-    (file,) = (folder / "specsim-findings").iterdir()
+    (file,) = (folder / "specsim-findings").glob("*.json")
     return file.read_text()
 
 
@@ -139,7 +139,7 @@ def test_a_users_wrong_provider_gives_one_readable_minimal_finding(folder: Path)
 @pytest.mark.slow
 def test_a_replay_is_the_same_in_another_process_with_another_hash_seed(folder: Path) -> None:
     specsim(folder, "check", "mine:provider", "--cases", "20", "--device", "cpu", PYTHONHASHSEED="1")
-    (file,) = (folder / "specsim-findings").iterdir()
+    (file,) = (folder / "specsim-findings").glob("*.json")
     first = file.read_bytes()
     for hash_seed in ("2", "random"):
         ended = specsim(folder, "replay", str(file), "--trust", PYTHONHASHSEED=hash_seed)
@@ -152,7 +152,7 @@ def test_a_replay_is_the_same_in_another_process_with_another_hash_seed(folder: 
 @pytest.mark.slow
 def test_a_replay_says_when_it_is_not_reproduced_and_when_the_code_has_changed(folder: Path) -> None:
     specsim(folder, "check", "mine:provider", "--cases", "20", "--device", "cpu")
-    (file,) = (folder / "specsim-findings").iterdir()
+    (file,) = (folder / "specsim-findings").glob("*.json")
     on_the_model = specsim(folder, "replay", str(file), "--target", "model")
     assert (on_the_model.returncode, "not reproduced" in on_the_model.stdout) == (0, True)
     data = json.loads(file.read_text())

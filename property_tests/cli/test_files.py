@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from property_tests.support.replay_fixtures import FILES
 from property_tests.support.source_files import product, tree_of
 from property_tests.support.special_files import device, full_disk
-from specsim import files
+from specsim import files, replay_file
 from specsim.errors import UsageError
 from specsim.files import Appended, append_text, try_file, try_folder, write_bytes, write_json, write_text
 
@@ -318,3 +319,19 @@ def test_the_search_for_writers_would_notice() -> None:
     assert [len(writes_of("x.py", ast.parse(line))) for line in lines] == [1] * len(lines)
     lines = ["open(a)", "a.open('rb')", "write_text(a, '')", "os.open(a, os.O_RDONLY)", "a.replace('w', 'a')"]
     assert [len(writes_of("x.py", ast.parse(line))) for line in lines] == [0] * len(lines)
+
+
+# ---- the folder of findings
+
+
+def test_git_ignores_the_folder_of_findings_that_a_command_makes_and_no_other(tmp_path: Path) -> None:
+    stored = replay_file.load(FILES[0])
+    mine = tmp_path / "mine" / replay_file.FINDINGS
+    mine.mkdir(parents=True)
+    for folder in (mine, tmp_path / "named", tmp_path / replay_file.FINDINGS):
+        for _ in range(2):
+            assert replay_file.load(replay_file.save_in(folder, stored)) == stored
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob(".gitignore")] == [
+        "specsim-findings/.gitignore"
+    ]
+    assert (tmp_path / replay_file.FINDINGS / ".gitignore").read_text() == "*\n"

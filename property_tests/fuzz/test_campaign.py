@@ -248,7 +248,7 @@ def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> No
     (new,) = data["new"]
     assert (data["exit_code"], new["signature"], new["target"]) == (1, "accounting:X5:rule a", "mine:extension")
     assert (new["strategy"], new["family"], data["stored"]["runs"]) == ("swarm", "retractions", data["runs"])
-    (file,) = (folder / "specsim-findings").iterdir()
+    (file,) = (folder / "specsim-findings").glob("*.json")
     again = specsim(
         folder, "fuzz", "--again", f"0:{new['run']}", "--store", ".specsim/campaign.db", "--out", "again", "--trust"
     )
@@ -261,7 +261,7 @@ def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> No
 @pytest.mark.slow
 def test_a_replay_file_that_cannot_be_written_is_reported_with_the_run_that_makes_it_again(folder: Path) -> None:
     """As on a full disk: nothing half-written stays, and the store has the finding."""
-    (written,) = (folder / "specsim-findings").iterdir()
+    (written,) = (folder / "specsim-findings").glob("*.json")
     (folder / "full" / f".{written.name}.tmp").mkdir(parents=True)  # where the file is written before it has its name
     options = ["--only", "accounting", "--jobs", "1", "--strategy", "swarm", "--family", "retractions"]
     places = ["--store", "full.db", "--out", "full"]

@@ -12,6 +12,7 @@ from specsim.commands.invocation import output_file, output_folder
 from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption, say, tell
 from specsim.commands.staleness import note_stale
 from specsim.errors import UsageError
+from specsim.replay_file import FINDINGS
 
 
 def bisect(
@@ -34,9 +35,7 @@ def bisect(
     ] = None,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
     cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,
-    out: Annotated[Path, output_folder("--out", help="Folder for the replay file of --rule and --only.")] = Path(
-        "specsim-findings"
-    ),
+    out: Annotated[Path, output_folder("--out", help="Folder for the replay file of --rule and --only.")] = FINDINGS,
     json_file: Annotated[Path | None, output_file("--json", help="Write the result to this file.")] = None,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,

@@ -28,6 +28,7 @@ from specsim.commands.options import (
 from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
 from specsim.commands.project import KEYS, leave_out, settings_of
 from specsim.errors import UsageError
+from specsim.replay_file import FINDINGS
 from specsim.verdict import FAILS_BY_DEFAULT
 
 
@@ -137,7 +138,7 @@ def check(
     canary: Annotated[
         bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
     ] = False,
-    out: Annotated[Path, output_folder("--out", help="Folder for replay files.")] = Path("specsim-findings"),
+    out: Annotated[Path, output_folder("--out", help="Folder for replay files.")] = FINDINGS,
     json_file: Annotated[Path | None, output_file("--json", help="Write the verdict or matrix to this file.")] = None,
     write: Annotated[
         Path | None,

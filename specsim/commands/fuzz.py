@@ -33,7 +33,7 @@ from specsim.deadline import Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.files import save_json, write_text
 from specsim.isolation.limits import allowed_jobs
-from specsim.replay_file import command, is_module
+from specsim.replay_file import FINDINGS, command, is_module
 from specsim.tiers.registry import TIERS
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS, USAGE
 
@@ -82,9 +82,7 @@ def fuzz(
         list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these scenario families; may be repeated.")
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="TIER", help="accounting, ops, scheduler or workers.")] = None,
-    out: Annotated[Path, output_folder("--out", help="Folder for replay files of what is new.")] = Path(
-        "specsim-findings"
-    ),
+    out: Annotated[Path, output_folder("--out", help="Folder for replay files of what is new.")] = FINDINGS,
     corpus: Annotated[str | None, typer.Option(hidden=True, help="Deprecated: does nothing.")] = None,
     corpus_read: Annotated[
         list[str] | None, typer.Option("--corpus-read", hidden=True, help="Deprecated: does nothing.")

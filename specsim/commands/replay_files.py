@@ -13,6 +13,7 @@ from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption, NoBud
 from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.files import save_json, write_text
+from specsim.replay_file import FINDINGS
 from specsim.verdict import INTERRUPTED, PASS
 
 SHRINK_ATTEMPTS = 5000
@@ -47,7 +48,7 @@ def pin(
 
 def shrink(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
-    out: Annotated[Path, output_folder("--out", help="Folder for the smaller replay file.")] = Path("specsim-findings"),
+    out: Annotated[Path, output_folder("--out", help="Folder for the smaller replay file.")] = FINDINGS,
     attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
     json_file: Annotated[Path | None, output_file("--json", help="Write the file and its sizes to this file.")] = None,
     trust: TrustOption = False,
