@@ -25,6 +25,7 @@ endif
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 READY := .venv/.ready
+DEV := .venv/.dev
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 ALL_RELEASES := $(shell sed -e 's/#.*//' specsim/engines/sglang/releases.txt)
@@ -41,17 +42,19 @@ GPU_TESTS := property_tests/gpu property_tests/kernels property_tests/contracts/
 help: ## what can be made
 	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
-setup: $(READY) ## the virtual environment alone
+setup: $(DEV) ## the virtual environment alone, with what tests and linters need
 
 run: $(READY) ## specsim check, on the built-in engine
 	@$(BIN)/specsim check
+	@printf '\n%s\n' 'That was specsim on its own kernels. Next, a release of SGLang, which is fetched once:' \
+		'  . .venv/bin/activate' '  specsim check sglang==0.5.11 --only accounting'
 
-test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
+test: $(DEV) ## every test; fetches the releases of fixtures/releases.txt once
 	@$(BIN)/specsim targets $(foreach version,$(RELEASES),--fetch sglang==$(version)) \
 		|| echo 'make test: not every release is there (see above); the tests that need them are skipped' >&2
 	$(BIN)/python -m pytest -n auto
 
-test-releases: $(READY) ## the tests of every known release; fetches them once
+test-releases: $(DEV) ## the tests of every known release; fetches them once
 	@$(BIN)/specsim targets $(foreach target,$(ALL_RELEASES:%=sglang==%) $(VLLM_RELEASES:%=vllm==%),--fetch $(target)) \
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
 	$(BIN)/python -m pytest -n auto --all-releases $(RELEASE_TESTS)
@@ -62,19 +65,19 @@ stale: $(READY) ## lists the fixtures, and with them the replays of docs/upstrea
 fixtures: $(READY) ## makes them anew; commit what it changed
 	$(BIN)/python fixtures/remake.py --write fixtures/replays
 
-expected: $(READY) ## what the tests expect of the releases VERSIONS, into fixtures/*.expected.json: minutes each
+expected: $(DEV) ## what the tests expect of the releases VERSIONS, into fixtures/*.expected.json: minutes each
 	TRITON_INTERPRET=1 SPECSIM_COMPILED=0 $(BIN)/python -m property_tests.support.release_expectations $(VERSIONS)
 
-test-compiled: $(READY) ## the tests that compile the simulator: minutes
+test-compiled: $(DEV) ## the tests that compile the simulator: minutes
 	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/engine/test_compiled.py
 
-test-sm90: $(READY) ## every kernel compiled for sm_90, without a GPU: spills and vector widths
+test-sm90: $(DEV) ## every kernel compiled for sm_90, without a GPU: spills and vector widths
 	SPECSIM_COMPILE=all $(BIN)/python -m pytest property_tests/kernels/test_compiled_kernels.py
 
-test-gpu: $(READY) ## what only a GPU can show of the kernels: minutes on one
+test-gpu: $(DEV) ## what only a GPU can show of the kernels: minutes on one
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(GPU_TESTS)
 
-sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, where that is installed
+sanitize-gpu: $(DEV) ## every kernel on small cases under compute-sanitizer, where that is installed
 	@if ! command -v compute-sanitizer >/dev/null; then \
 		echo 'make sanitize-gpu: not run: compute-sanitizer is not on PATH (it comes with the CUDA toolkit)' >&2; exit 0; \
 	fi; \
@@ -84,10 +87,10 @@ sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, w
 			$(BIN)/python property_tests/support/sanitizer_run.py; \
 	done
 
-attack: $(READY) ## hostile inputs of every kind for ATTACK_MINUTES (5), with ATTACK_SEED (0): must print 0
+attack: $(DEV) ## hostile inputs of every kind for ATTACK_MINUTES (5), with ATTACK_SEED (0): must print 0
 	$(BIN)/python -m property_tests.support.attack --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
 
-nightly: $(READY) ## every test with fifty times the examples, and half an hour of attacks: hours
+nightly: $(DEV) ## every test with fifty times the examples, and half an hour of attacks: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto
 	$(BIN)/python -m property_tests.support.attack --minutes 30 --seed $$(git rev-list --count HEAD)
 
@@ -96,12 +99,12 @@ docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo 'build/site/index.html'
 
-pages: $(READY) ## the committed pages that a program writes: docs/{commands,operations}.md, property_tests/PROMISES.md
+pages: $(DEV) ## the committed pages that a program writes: docs/{commands,operations}.md, property_tests/PROMISES.md
 	TERMINAL_WIDTH=100 $(BIN)/python -m typer specsim.cli utils docs --name specsim --title Commands --output docs/commands.md
 	$(BIN)/python -m specsim.contracts > docs/operations.md
 	$(BIN)/python -m property_tests.support.promises
 
-lint: $(READY) ## ruff and mypy
+lint: $(DEV) ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -120,8 +123,12 @@ $(READY): pyproject.toml constraints.txt
 	"$$found" -m venv --clear .venv || { \
 		echo "$$found cannot make a virtual environment; on Debian and Ubuntu install its package python3-venv" >&2; exit 1; }
 ifneq ($(strip $(TORCH_INDEX_URL)),)
-	$(PIP) install --no-deps --index-url '$(TORCH_INDEX_URL)' '$(TORCH_PIN)'
+	$(PIP) install --quiet --no-deps --index-url '$(TORCH_INDEX_URL)' '$(TORCH_PIN)'
 endif
-	$(PIP) install -c constraints.txt '$(TORCH_PIN)'
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install --quiet -c constraints.txt '$(TORCH_PIN)'
+	$(PIP) install --quiet -c constraints.txt -e '.[scheduler]'
+	@touch $@
+
+$(DEV): $(READY)
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
