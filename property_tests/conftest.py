@@ -37,7 +37,7 @@ uninstall()  # pytest imported the plugin, and with it specsim, before SPECSIM_C
 # others are those of users (dev, ci, nightly, gpu), with other examples each time; `make nightly` takes `nightly`.
 register_profiles()
 settings.register_profile(
-    "fast", parent=settings.get_profile("dev"), max_examples=40, derandomize=True, database=None, print_blob=False
+    "fast", parent=settings.get_profile("dev"), max_examples=20, derandomize=True, database=None, print_blob=False
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 

@@ -421,6 +421,7 @@ VALUES: tuple[Any, ...] = (
 )
 
 
+@pytest.mark.slow(runs_one_in=3)
 @pytest.mark.parametrize(
     ("table", "column"), [(table, name) for table, names in COLUMNS.items() for name in names.split()]
 )

@@ -163,7 +163,7 @@ OFTEN = EXPECTED if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else [EXPE
 
 
 @pytest.mark.parametrize("expected", EXPECTED, ids=[expected["name"] for expected in EXPECTED])
-@pytest.mark.slow(runs_one_in=3)
+@pytest.mark.slow
 def test_a_defect_of_the_releases_begins_or_ends_where_it_is_known_to(
     expected: dict[str, str],
     children: Children,

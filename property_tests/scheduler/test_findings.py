@@ -84,7 +84,8 @@ def checked(
     release(VERSION)
     folder = tmp_path_factory.mktemp("scheduler")
     out = folder / "verdict.json"
-    arguments = ("--only", "scheduler", "--schedules", str(FIRST), "--json", out, "--out", folder)
+    limits = ("--schedules", str(FIRST), "--attempts", "80")
+    arguments = ("--only", "scheduler", *limits, "--json", out, "--out", folder)
     ended = specsim("check", f"sglang=={VERSION}", *arguments)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     verdict = json.loads(out.read_text())

@@ -26,8 +26,8 @@ from specsim.tiers.messages import Request
 from specsim.tiers.process import HASH_SEEDS, fork_server
 
 IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-OFTEN = ("bonus-token-stride", "draft-slots-race", "no-penalties-at-verification")
-"""One of each tier but of schedulers, of which test_findings.py has one; the second is of a mutant of the model."""
+OFTEN = ("bonus-token-stride", "draft-slots-race")
+"""Of the operations, and of a mutant of the model. test_findings.py has one of a scheduler."""
 REPLAYS = [file for file in FILES if IS_NIGHTLY or file.stem in OFTEN]
 
 

@@ -84,6 +84,7 @@ def test_the_functions_that_a_schedule_runs_are_noted_where_they_are_asked_for()
     assert structs.replace(traced.record, ran=()) == plain.record
 
 
+@pytest.mark.slow(runs_one_in=3)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_breaks_its_rule(defect: str) -> None:
     count = 6 if defect in SEEN_AT_ONCE else 60

@@ -130,6 +130,7 @@ def test_what_a_tape_does_not_show_any_more_is_looked_for_again(
     assert state_of(file, ask).stale == ""
 
 
+@pytest.mark.slow
 def test_an_operation_whose_tape_stands_for_another_case_is_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: Release
 ) -> None:
