@@ -92,6 +92,7 @@ def checked(
     return verdict, {finding["signature"]: finding["replay"] for finding in verdict["findings"]}
 
 
+@pytest.mark.slow
 def test_the_first_schedules_find_the_row_write_and_tokens_behind_an_end(
     checked: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
@@ -111,6 +112,7 @@ def _behind_an_end(signatures: Iterable[str]) -> str:
     return next(name for name in signatures if name.startswith(ENDS) and not name.endswith(":aborted"))
 
 
+@pytest.mark.slow
 def test_a_replay_file_has_one_digest_under_two_hash_seeds(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
     file = Path(checked[1][_behind_an_end(checked[1])])
     digest = json.loads(file.read_text())["digest"]
@@ -120,6 +122,7 @@ def test_a_replay_file_has_one_digest_under_two_hash_seeds(checked: tuple[dict[s
         assert digest in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_finding_is_of_short_requests(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """As drawn, a request has forty-odd tokens."""
     turns = json.loads(Path(checked[1][_behind_an_end(checked[1])]).read_text())["workload"]["turns"]

@@ -38,7 +38,7 @@ OLDER, LATEST = FEW[2], RELEASES[-1]
 @pytest.mark.parametrize(
     ("version", "options"),
     [
-        pytest.param(version, options, marks=[pytest.mark.slow] if version == LATEST or "overlap" in options else [])
+        pytest.param(version, options, marks=[pytest.mark.slow] if (version, options) != (NEWEST, TREES) else [])
         for version in (NEWEST, LATEST)
         for options in (OWN, GRAPHS, TREES, {**TREES, **ALONE})
     ],
