@@ -24,7 +24,7 @@ from specsim.tiers.workers.rules import WORKER_RULES
 from specsim.verdict import Severity
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+CHECK = (ROOT / "docs" / "check.md").read_text()
 VERDICT = (ROOT / "docs" / "verdict.md").read_text()
 
 
@@ -41,7 +41,7 @@ def test_every_severity_is_documented() -> None:
 
 
 def test_the_documented_commands_are_the_commands() -> None:
-    documented = set(re.findall(r"^\| `specsim (\w+)", README, re.MULTILINE))
+    documented = set(re.findall(r"^\| `specsim (\w+)", CHECK, re.MULTILINE))
     commands = getattr(get_command(app), "commands")  # noqa: B009 - a click group, which typer does not type
     assert documented == set(commands)
 
@@ -74,20 +74,20 @@ def test_the_page_of_operations_is_what_the_contracts_say() -> None:
     assert (ROOT / "docs" / "operations.md").read_text() == operations_page(), "run `make pages`"
 
 
-def test_the_ten_lines_of_the_readme_are_caught_as_it_says(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n([^`]*provider = .*?)```", README, re.DOTALL)
+def test_a_provider_of_ten_lines_is_caught_as_the_page_says(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n([^`]*provider = .*?)```", CHECK, re.DOTALL)
     assert len(example.strip().splitlines()) <= 10
     (tmp_path / "mine.py").write_text(example)
     ended = specsim(tmp_path, "check", "mine:provider", "--cases", "60", "--device", "cpu")
     assert ended.returncode == 1
-    (shown,) = re.findall(r"check mine:provider\n(.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"check mine:provider\n(.*?)```", CHECK, re.DOTALL)
     for line in shown.splitlines():
         if line.strip() != "...":
             assert line.strip() in ended.stdout
 
 
-def test_the_readmes_question_about_a_sampling_rule_is_answered_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n([^`]*losslessness.*?)```", README, re.DOTALL)
+def test_the_question_about_a_sampling_rule_is_answered_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n([^`]*losslessness.*?)```", CHECK, re.DOTALL)
     exec(example, {})
     assert capsys.readouterr().out == "0\n"
 
