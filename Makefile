@@ -36,7 +36,7 @@ RELEASE_TESTS := $(shell grep -rlwE --include='test_*.py' 'Release|RELEASES' pro
 GPU_TESTS := property_tests/gpu property_tests/kernels property_tests/contracts/test_bulk_generators.py \
 	property_tests/reference/test_reference_agrees_with_the_naive_implementation.py
 
-.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs pages lint clean \
+.PHONY: help setup run test test-releases test-package test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs pages lint clean \
 	stale fixtures expected
 
 help: ## what can be made
@@ -58,6 +58,15 @@ test-releases: $(DEV) ## the tests of every known release; fetches them once
 	@$(BIN)/specsim targets $(foreach target,$(ALL_RELEASES:%=sglang==%) $(VLLM_RELEASES:%=vllm==%),--fetch $(target)) \
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
 	$(BIN)/python -m pytest -n auto --all-releases $(RELEASE_TESTS)
+
+test-package: $(DEV) ## a wheel, and what it does where there is no checkout: a minute
+	rm -rf build/package && mkdir -p build/package/elsewhere
+	$(PIP) wheel --quiet --no-deps --wheel-dir build/package .
+	$(BIN)/python -m venv --system-site-packages build/package/venv
+	$(BIN)/python -c 'import site; print("\n".join(site.getsitepackages()))' \
+		> "$$(build/package/venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/needs.pth"
+	build/package/venv/bin/python -m pip install --quiet --no-deps --force-reinstall --disable-pip-version-check build/package/*.whl
+	cd build/package/elsewhere && ../venv/bin/python $(CURDIR)/property_tests/support/installed.py sglang==$(word 3,$(RELEASES))
 
 stale: $(READY) ## lists the fixtures, and with them the replays of docs/upstream, that are out of date
 	$(BIN)/python fixtures/remake.py fixtures/replays

@@ -90,3 +90,13 @@ def test_doctor_names_the_package_and_how_to_remove_the_other(monkeypatch: pytes
     assert (first.name, first.found, first.add) == (specsim.DISTRIBUTION, "0.1.0", "")
     versions["specsim"] = "1.0.0"
     assert "uninstall -y specsim" in next(iter(doctor._python({}, ""))).add
+
+
+def test_every_file_of_data_is_packaged() -> None:
+    """But for what only the tests read of the fixtures."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["specsim"]
+    package = ROOT / "specsim"
+    packaged = {path for pattern in data for path in package.glob(pattern)}
+    read = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")}
+    assert {path.relative_to(package).as_posix() for path in read - packaged} == set()
+    assert package / "fixtures" / "replays" / "bonus-token-stride.json" in packaged
