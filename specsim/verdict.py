@@ -132,10 +132,12 @@ class Finding:
         return self.changed[0].rpartition(" ")[2] if self.changed else self.where
 
     @property
-    def order_key(self) -> tuple[int, int, str]:
-        """By which findings are sorted, the most important first: by reach, then severity, then signature."""
+    def order_key(self) -> tuple[bool, int, int, str]:
+        """By which findings are sorted, the most important first: those that run what a change touched, then by reach,
+        then severity, then signature.
+        """
         reach, severity = list(REACHES).index(self.reach.partition(":")[0]), list(Severity).index(self.severity)
-        return reach, severity, self.signature
+        return not self.changed, reach, severity, self.signature
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:
@@ -236,7 +238,7 @@ class FailOn:
     severity: Severity = Severity.METRIC
 
     def fails(self, finding: Finding) -> bool:
-        reach, severity, _ = finding.order_key
+        _, reach, severity, _ = finding.order_key
         return reach <= list(REACHES).index(self.reach) and severity <= list(Severity).index(self.severity)
 
     @property

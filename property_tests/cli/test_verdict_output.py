@@ -82,6 +82,11 @@ def test_a_wrong_result_by_default_comes_before_undefined_behaviour_that_an_opti
     assert sorted([same_reach, first], key=lambda one: one.order_key) == [first, same_reach]
 
 
+def test_what_runs_what_a_change_touched_comes_first() -> None:
+    first, second = finding("b", "not called", changed=("f srt/a.py:1",)), finding("a")
+    assert sorted([second, first], key=lambda one: one.order_key) == [first, second]
+
+
 def test_every_output_has_the_findings_in_this_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = [finding("a", "option"), finding("b", "not called"), finding("c", "default")]
     monkeypatch.setattr(suites, "_run_in_turn", lambda *_arguments: [(Suite("ops", cases=1), found)])

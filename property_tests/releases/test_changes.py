@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.known_releases import FIXTURES, OLDEST
+from specsim import replay_file
+from specsim.lifting.cache import Cache
 from specsim.lifting.changes import Changes, Function
 from specsim.lifting.source import SourceTree
+from specsim.tiers.replaying import replay, request_of
 
 FILE = "srt/a.py"
 BEFORE = """\
@@ -73,6 +79,12 @@ def test_a_change_is_of_the_smallest_functions_around_its_lines(old: str, new: s
     assert changed.of([Function("other", "srt/b.py", 1, 99)]) == ()
 
 
+def test_a_method_without_its_class_is_named_with_it() -> None:
+    changed = changes(BEFORE.replace("rows.cpu()", "rows"))
+    assert changed.of([Function("filter", FILE, 2, 5)]) == ("Batch.filter srt/a.py:5",)
+    assert changed.of([Function("other", FILE, 2, 5)]) == ("other srt/a.py:5",)
+
+
 def test_the_functions_around_a_line_that_is_blamed_are_looked_at_alone() -> None:
     changed = changes(BEFORE.replace("rows.cpu()", "rows").replace("return inner()", "return 0"))
     assert changed.around("srt/a.py:2") == ("Batch.filter srt/a.py:5",)
@@ -95,3 +107,16 @@ def test_a_file_that_only_one_side_has_is_all_changed() -> None:
     whole, none = Text("def f():\n    return 1\n"), Text("")
     assert Changes(none, whole).around(f"{FILE}:2") == ("f srt/a.py:1",)
     assert Changes(whole, none).around(f"{FILE}:2") == ()
+
+
+def test_a_schedule_of_the_accounting_says_which_functions_of_the_release_it_ran(
+    release: Callable[[str], SourceTree], wheel_cache: Cache
+) -> None:
+    release(OLDEST)
+    file = FIXTURES / "replays" / "stale-result-of-a-retracted-request.json"
+    request = request_of(replay_file.load(file), f"sglang=={OLDEST}", wheel_cache.folder, 20.0)
+    plain, traced = replay(request, file), replay(request, file, traces=True)
+    functions = [Function(*function) for function in traced.pop("ran")]
+    assert "reset_for_retract" in [function.name for function in functions]
+    assert all(function.file.startswith("srt/") and function.first <= function.last for function in functions)
+    assert traced == plain

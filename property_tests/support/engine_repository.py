@@ -46,7 +46,7 @@ MISTAKES = {
     "the tail of a mixed batch is not committed": Mistake(
         RESULTS, "process_batch_result_prefill", r"(?<=kv_committed_len \+= )1", "0"
     ),
-    "a mirror on the CPU is not filtered": Mistake(BATCH, "filter_batch", r"self\.seq_lens_cpu = .*", "pass"),
+    "a mirror on the CPU is not filtered": Mistake(BATCH, "filter_batch", r"self\.req_pool_indices_cpu = .*", "pass"),
     "the rows of a batch are not filtered": Mistake(BATCH, "filter_batch", r"self\.req_pool_indices = .*", "pass"),
 }
 

@@ -120,6 +120,7 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
         assert verdict.baseline is not None
         changed = changed_by(verdict, verdict.baseline.new, beside, asked, deadline)
         verdict.findings = [replace(one, changed=changed.get(one.signature, ())) for one in verdict.findings]
+        verdict.findings.sort(key=lambda finding: finding.order_key)
     return verdict
 
 

@@ -332,7 +332,7 @@ def changed_by(
     for finding in verdict.findings:
         if finding.signature not in signatures:
             continue
-        if not TIERS[finding.tier].imports_target:
+        if TIERS[finding.tier].unit == "cases":  # which run one function
             found[finding.signature] = changes.around(finding.where)
             continue
         if not finding.replay or time.monotonic() > deadline:

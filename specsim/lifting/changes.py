@@ -30,6 +30,7 @@ class Changes:
     def __init__(self, base: SourceTree, head: SourceTree) -> None:
         self._base, self._head = base, head
         self.lines = cache(self._lines)
+        self._functions = cache(lambda file: _functions(file, _text(head, file)))
 
     def of(self, functions: Iterable[Function]) -> tuple[str, ...]:
         """ "NAME FILE:LINE" of each function that was changed, with the first changed line of it, the smallest function
@@ -44,13 +45,18 @@ class Changes:
         first: dict[Function, int] = {}
         for (_file, line), function in sorted(places.items()):
             first.setdefault(function, line)
-        return tuple(f"{function.name} {function.file}:{line}" for function, line in first.items())
+        return tuple(f"{self._name(function)} {function.file}:{line}" for function, line in first.items())
 
     def around(self, where: str) -> tuple[str, ...]:
         """The same of the functions around FILE:LINE."""
         file, _, line = where.rpartition(":")
-        text = _text(self._head, file) if line.isdigit() else ""
-        return self.of(one for one in _functions(file, text) if one.first <= int(line) <= one.last) if text else ()
+        functions = self._functions(file) if line.isdigit() else ()
+        return self.of(one for one in functions if one.first <= int(line) <= one.last)
+
+    def _name(self, function: Function) -> str:
+        """The name with its class, which a method that was lifted has lost."""
+        same = (one.name for one in self._functions(function.file) if one.last == function.last)
+        return next((name for name in same if name.endswith(f".{function.name}")), function.name)
 
     def _lines(self, file: str) -> tuple[int, ...]:
         """The lines of `head` that were added or changed, and those behind which some are missing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,6 +225,7 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     messages.send(At(subject=SUBJECT))  # what ends the process from here on is the schedule's
     from specsim.choices.chooser import replayed
     from specsim.engine.loop import Engine
+    from specsim.lifting.ran import functions_of, noting
     from specsim.rules.checked_engine import checked_engine
     from specsim.tiers.accounting.schedules import run_schedule
 
@@ -239,7 +241,9 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
         engines.append(engine)
         return engine
 
-    schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature, engine=make)
+    codes: dict[int, Any] = {}
+    with noting(codes) if work.traces else nullcontext():
+        schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature, engine=make)
     if schedule is None:
         messages.send(Replayed(answer={"judged": False}))
         return
@@ -266,9 +270,15 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
             }
             for v in schedule.run.violations
         ],
+        **({"ran": [list(function) for function in functions_of(codes.values(), _relative)]} if work.traces else {}),
         **({"recording": engines[0].recording()} if engines else {}),
     )
     messages.send(Replayed(answer=answer))
+
+
+def _relative(file: str) -> str:
+    """The name of a lifted function's file; specsim's own are absolute, or in brackets."""
+    return "" if file.startswith(("/", "<")) else file
 
 
 def shrink(request: Request, work: Shrink, messages: Messages) -> None:

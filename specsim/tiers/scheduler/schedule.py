@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +14,7 @@ from specsim.choices.chooser import Item
 from specsim.engines.real_scheduler import Step
 from specsim.errors import described
 from specsim.lifting.changes import Function
+from specsim.lifting.ran import noting
 from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.rules import Violation
@@ -23,8 +23,7 @@ from specsim.tiers.scheduler.users import NeverEndsError, Users
 from specsim.tiers.scheduler.workload import draw_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import CodeType
 
     from specsim.choices.chooser import RecordingChooser
     from specsim.engines.real_scheduler import Setup, StartedScheduler
@@ -79,7 +78,7 @@ def run_schedule(
     violations: list[Violation] = []
     codes: dict[int, CodeType] = {}
     try:
-        with _noted(codes) if traces else nullcontext():
+        with noting(codes) if traces else nullcontext():
             started.run(chooser, users.at)
     except NeverEndsError as error:
         violations.append(
@@ -112,22 +111,6 @@ def run_schedule(
         lives=_lives(users, started) if records else {},
         ran=started.functions_of(codes.values()),
     )
-
-
-@contextmanager
-def _noted(codes: dict[int, CodeType]) -> Iterator[None]:
-    """Note each function that is called in here, by the address of its code, which all of them keep alive."""
-
-    def note(frame: FrameType, event: str, _of: object) -> None:
-        if event == "call":
-            codes[id(frame.f_code)] = frame.f_code
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
 
 
 def plain_violation(violation: Violation) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
+from specsim.lifting import ran
 from specsim.lifting.changes import Function
 from specsim.rules.liveness import DeviceException
 from specsim.rules.sampling import GrammarState, PenaltyCounts
@@ -436,18 +437,8 @@ class Started:
         return (frames[-1].name, _below(frames[-1].filename, frames[-1].lineno or 0)) if frames else ("unknown", "")
 
     def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
-        ours = [code for code in codes if code.co_filename.startswith(self._release)]
-        found = {
-            Function(
-                code.co_qualname,
-                code.co_filename.removeprefix(self._release),
-                code.co_firstlineno,
-                max(line or 0 for _, _, line in code.co_lines()),
-            )
-            for code in ours
-            if not code.co_name.startswith("<")  # a comprehension is of the function around it
-        }
-        return tuple(sorted(found, key=lambda one: (one.file, one.first, one.name)))
+        release = self._release
+        return ran.functions_of(codes, lambda file: file.removeprefix(release) if file.startswith(release) else "")
 
     # ---- the state at rest
 
