@@ -347,9 +347,14 @@ def test_the_line_says_schedules_speed_findings_marks_and_time_left() -> None:
     progress = Progress("checking model", budget_seconds=60.0)
     progress.take({"schedules": 0, "events": 0, "findings": 0, "marks": 0, "marks_of": 90}, elapsed=10.0)
     progress.take({"schedules": 40, "events": 5000, "findings": 1, "marks": 31, "marks_of": 90}, elapsed=20.0)
-    assert line_of(progress, 20.0) == "checking model: 40 schedules, 1 finding, 500 events/s, marks 31/90, 40 s left"
+    assert (
+        line_of(progress, 20.0)
+        == "checking model: 40 schedules, 1 finding, 500 events/s, 31 of 90 situations met, 40 s left"
+    )
     progress.schedules_of = 50
-    assert line_of(progress, 20.0).endswith("40 of 50 schedules, 1 finding, 500 events/s, marks 31/90, 2 s left")
+    assert line_of(progress, 20.0).endswith(
+        "40 of 50 schedules, 1 finding, 500 events/s, 31 of 90 situations met, 2 s left"
+    )
     assert line_of(Progress("hunting", done=10, of=40), 30.0) == "hunting: 10 of 40, 1 min 30 s left"
 
 
@@ -358,7 +363,7 @@ def test_the_line_adds_up_the_tiers_that_run_at_once() -> None:
     for tier, schedules in (("accounting", 40), ("scheduler", 2), ("accounting", 50)):
         of_it = {"events": 10 * schedules, "findings": 1, "marks": 0, "marks_of": 9 * (tier == "accounting")}
         progress.take({"tier": tier, "schedules": schedules, **of_it}, elapsed=0.0)
-    assert line_of(progress, 10.0) == "checking sglang==0: 52 schedules, 2 findings, 52 events/s, marks 0/9"
+    assert line_of(progress, 10.0) == "checking sglang==0: 52 schedules, 2 findings, 52 events/s, 0 of 9 situations met"
 
 
 # Terminals, locales and folders

@@ -142,9 +142,9 @@ def test_the_page_says_what_the_finding_says(made: Made) -> None:
     assert [item["event"] for item in made.payload["order"]] == [9, 11]
     assert made.payload["command"] == f"specsim replay {FIXTURE}"
     tables = {title: dict(rows) for title, rows in made.payload["tables"].items()}
-    assert tables["Configuration"]["topk"] == "1"
-    assert "streams" in tables["Configuration"]["off or 0"]
-    assert "max_new_tokens=2" in tables["Workload"]["r1"]
+    assert tables["Settings"]["topk"] == "1"
+    assert tables["Settings"][""] == "the others by default"
+    assert "max_new 2" in tables["Requests"]["r1"]
 
 
 def test_the_states_say_what_the_trace_says(made: Made) -> None:

@@ -145,7 +145,7 @@ def _index(findings: Sequence[Finding], width: int) -> list[str]:
             rule_label(one.tier, one.rule).partition(" ")[0],
             visible(blamed(one)),
             visible(one.place),
-            one.reach.partition(":")[0],
+            "" if one.reach == "unknown" else one.reach.partition(":")[0],
         )
         for number, one in enumerate(findings, 1)
     ]
@@ -158,7 +158,8 @@ def _index(findings: Sequence[Finding], width: int) -> list[str]:
         spilled = max(0, len(cells[2]) - longest[2])
         rooms = (*longest[:3], max(0, longest[3] - spilled), 0)
         columns = [cell.ljust(room) for cell, room in zip(cells, rooms, strict=True)]
-        line = next((one for one in ("  ".join(columns), "  ".join(cells)) if len(one) <= width), "  ".join(cells))
+        lines_of_row = ("  ".join(columns).rstrip(), "  ".join(cells).rstrip())
+        line = next((one for one in lines_of_row if len(one) <= width), lines_of_row[-1])
         lines += map(without_markup, wrapped(line, width, "      "))
     return lines
 

@@ -34,7 +34,7 @@ class Progress:
     `counts`  numbers by their names, shown in order, e.g. {"schedules": 40}
     `done`    of `of` parts; `of` 0 when that is not known
     `events`  of the simulator, shown as a rate
-    `findings` distinct ones; `marks` of `marks_of` marks are reached
+    `findings` distinct ones; `marks` of `marks_of` situations were met
     `schedules_of` of how many "schedules" are counted, 0 when that is not known
     `budget_seconds` after which the work ends, None when it has no budget
     """
@@ -80,7 +80,7 @@ def line_of(progress: Progress, elapsed: float) -> str:
     if progress.events is not None and ran > 0:
         parts.append(f"{progress.events / ran:,.0f} events/s")
     if progress.marks is not None:
-        parts.append(f"marks {progress.marks}/{progress.marks_of}")
+        parts.append(f"{progress.marks} of {progress.marks_of} situations met")
     left = _left(progress, elapsed)
     if left is not None:
         parts.append(f"{_span(left)} left")

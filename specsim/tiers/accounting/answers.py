@@ -379,16 +379,18 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
     """The finding of a ScheduleFinding, and what its replay file holds."""
     from specsim.rules.extension import ExtensionTarget
     from specsim.tiers.accounting.decisive_pair import line
+    from specsim.tiers.accounting.shown import request_lines, settings_line
 
     schedule, violation = found.schedule, found.violation
     order = tuple(line(event) for event in found.order or ())
     looked_for = found.looked and not isinstance(target, ExtensionTarget)
     part = _part(target, violation.part)
     log = schedule.run.log
-    config = {**asdict(schedule.scenario.config)}
+    scenario = _plain(schedule.scenario)
     details = (
-        f"smallest schedule: {_count(len(schedule.scenario.workload.turns), 'request')}, {_count(len(log), 'event')}, "
-        + ", ".join(f"{name}={value}" for name, value in config.items()),
+        f"smallest schedule: {_count(len(schedule.scenario.workload.turns), 'request')}, {_count(len(log), 'event')}",
+        f"settings: {settings_line(scenario['config'])}",
+        *(f"{name}: {text}" for name, text in request_lines(scenario["workload"])),
         f"the schedule of the known finding {found.known}"
         if found.known
         else f"first in schedule {found.first} of seed {origin.seed}",

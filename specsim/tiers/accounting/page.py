@@ -8,6 +8,7 @@ from typing import Any
 
 from specsim import replay_file
 from specsim.replay_file import ScheduleReplay
+from specsim.tiers.accounting.shown import request_lines, settings_line
 from specsim.tiers.tier import Answer, Page
 
 _WORK = ("prefill", "verify", "copy")  # what computes a launch; with streams, the copy brings its result
@@ -46,11 +47,10 @@ def page_of(stored: ScheduleReplay, target: str, answer: Answer) -> Page:
 
 def _scenario_tables(stored: ScheduleReplay, answer: Mapping[str, Any]) -> dict[str, list[list[str]]]:
     scenario = answer.get("scenario", {})
-    workload = dict(scenario.get("workload", {}))
-    turns = workload.pop("turns", [])
+    settings = settings_line(scenario.get("config", {}))
     return {
-        "Configuration": _rows_and_off(scenario.get("config", {})),
-        "Workload": [[turn["rid"], _turn_text(turn)] for turn in turns] + _rows_and_off(workload),
+        "Requests": [list(line) for line in request_lines(scenario.get("workload", {}))],
+        "Settings": [one.split("=", 1) if "=" in one else ["", one] for one in settings.split(", ")],
         "Replay": [
             ["digest", answer["digest"]],
             ["digest when found", stored.digest],
@@ -59,23 +59,6 @@ def _scenario_tables(stored: ScheduleReplay, answer: Mapping[str, Any]) -> dict[
             ["model hash", stored.model_hash],
         ],
     }
-
-
-def _turn_text(turn: Mapping[str, Any]) -> str:
-    """A turn without what it does not have."""
-    defaults = {"session": "", "extra_key": "", "logprob_start": -1}
-    has = {name: value for name, value in turn.items() if name != "rid" and value != defaults.get(name) and value}
-    return ", ".join(f"{name}={value}" for name, value in has.items())
-
-
-def _rows_and_off(values: Mapping[str, Any]) -> list[list[str]]:
-    """The values that are on, a row each, and in one row those that are not."""
-    off = ", ".join(name for name, value in values.items() if not value)
-    return _rows({name: value for name, value in values.items() if value}) + ([["off or 0", off]] if off else [])
-
-
-def _rows(values: Mapping[str, Any]) -> list[list[str]]:
-    return [[name, str(value)] for name, value in values.items()]
 
 
 def _event(event: Mapping[str, Any], rids: set[str], launches: Mapping[str, Any]) -> dict[str, Any]:

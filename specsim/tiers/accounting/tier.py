@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.tiers.accounting.shown import request_lines, settings_line
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
 from specsim.verdict import CheckedSubject, NotRun, Rule, Suite
 
@@ -150,7 +151,8 @@ class AccountingTier:
         named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
         lines = [] if answer.get("same_model", True) else [Line("note", CHANGED_MODEL)]
         scenario = answer.get("scenario", {})
-        lines += [Line(kind, _flat(scenario[kind])) for kind in ("config", "workload") if kind in scenario]
+        lines += [Line("settings", settings_line(scenario["config"]))] if scenario else []
+        lines += [Line(*line) for line in request_lines(scenario.get("workload", {}))]
         lines += [Line(None, ""), Line(None, COLUMN_KEY, "dim")]
         broken: dict[int, list[Any]] = {}
         for violation in answer.get("violations", ()):
@@ -177,10 +179,6 @@ class AccountingTier:
 
     def answers(self, request: Request) -> str:
         return "specsim.tiers.accounting.answers"
-
-
-def _flat(data: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in data.items())
 
 
 def _flat_event(event: Mapping[str, Any]) -> str:

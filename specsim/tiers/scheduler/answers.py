@@ -18,6 +18,7 @@ from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Start
 from specsim.tiers.scheduler.rules import Violation
 from specsim.tiers.scheduler.schedule import Record, plain_violation
 from specsim.tiers.scheduler.setups import SETUPS, row_of, rows_of
+from specsim.tiers.scheduler.workload import turn_text
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
@@ -262,7 +263,9 @@ def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Fi
     if hit.known:
         details.append(f"the schedule of the known finding {hit.known}")
     if record is not None:
-        details.append(f"{record.requests} requests, {record.iterations} iterations, setup {record.setup}")
+        requests = f"{record.requests} request{'s' if record.requests > 1 else ''}"
+        details.append(f"{requests}, {record.iterations} iterations, setup {record.setup}")
+        details += [f"{turn['rid']}: {turn_text(turn)}" for turn in record.workload["turns"]]
     finding = broken(
         rule,
         title=title,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specsim.engines.real_scheduler import MODEL, RESULT, Step
+from specsim.tiers.scheduler.workload import turn_text
 from specsim.tiers.tier import Answer, Page
 
 if TYPE_CHECKING:
@@ -45,28 +46,6 @@ def page_of(stored: SchedulerReplay, answer: Answer, rules: Mapping[str, Rule]) 
     at = recording["blamed"].get(blamed.get("signature", ""), ())
     lanes = Lanes([Step(*step) for step in recording["steps"]], at)
     return Page("streams", blamed, {**parts, **lanes.plain(turns, recording["lives"], blamed.get("who", ""))})
-
-
-def turn_text(turn: Mapping[str, Any]) -> str:
-    """What a user asks for."""
-    after = "iterations after the turn before" if turn["session"] and not turn["rid"].endswith(".0") else ""
-    when = f"{turn['at']} {after}" if after else f"at iteration {turn['at']}"
-    parts = [f"{len(turn['prompt'])} tokens for {turn['answer']} {when}"]
-    if turn.get("sampling"):
-        parts.append(f"sampled ({turn['sampling']})")
-    if turn["session"]:
-        parts.append(f"of session {turn['session']}")
-    if turn["abort"] >= 0:
-        parts.append(f"aborted {turn['abort']} iterations later")
-    if turn["stop"] >= 0:
-        parts.append(f"until token {turn['stop']}")
-    if turn.get("stop_text"):
-        parts.append(f"until a stop string of {len(turn['stop_text'])} tokens")
-    if turn.get("grammar"):
-        parts.append(f"by a grammar of {len(turn['grammar'])} tokens")
-    if turn["priority"]:
-        parts.append(f"priority {turn['priority']}")
-    return ", ".join(parts)
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ class SchedulerTier:
         )
 
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
-        from specsim.tiers.scheduler.page import turn_text
+        from specsim.tiers.scheduler.workload import turn_text
 
         named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
         if not answer["judged"]:

@@ -7,7 +7,7 @@ fit a row and the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,32 @@ class Workload:
             for turn in data["turns"]
         ]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+
+
+def turn_text(turn: Mapping[str, Any]) -> str:
+    """What a user asks for."""
+    after = "iterations after the turn before" if turn["session"] and not turn["rid"].endswith(".0") else ""
+    when = f"{turn['at']} {after}" if after else f"at iteration {turn['at']}"
+    parts = [f"{_tokens(turn['prompt'])} for {turn['answer']} {when}"]
+    if turn.get("sampling"):
+        parts.append(f"sampled ({turn['sampling']})")
+    if turn["session"]:
+        parts.append(f"of session {turn['session']}")
+    if turn["abort"] >= 0:
+        parts.append(f"aborted {turn['abort']} iterations later")
+    if turn["stop"] >= 0:
+        parts.append(f"until token {turn['stop']}")
+    if turn.get("stop_text"):
+        parts.append(f"until a stop string of {_tokens(turn['stop_text'])}")
+    if turn.get("grammar"):
+        parts.append(f"by a grammar of {_tokens(turn['grammar'])}")
+    if turn["priority"]:
+        parts.append(f"priority {turn['priority']}")
+    return ", ".join(parts)
+
+
+def _tokens(tokens: Sequence[int]) -> str:
+    return f"{len(tokens)} token{'' if len(tokens) == 1 else 's'}"
 
 
 def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
