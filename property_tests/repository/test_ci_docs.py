@@ -22,10 +22,7 @@ PAGE = (ROOT / "docs" / "ci.md").read_text()
 BLOCKS = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 WORKFLOWS = [block for block in BLOCKS if "jobs" in block]
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-SHA = "3417a56b96a9ac473c673bc7bc480c20f3bc3d5f"
 VALUES = {
-    "github.event.pull_request.base.sha": SHA,
-    "github.event.pull_request.head.sha": SHA,
     "github.run_id": "16012345678",
     "matrix.strategy": "pct",
 }
@@ -69,14 +66,20 @@ def test_there_are_commands_of_a_pull_request_of_a_night_and_of_a_hook() -> None
     assert {each["id"] for each in BLOCKS[-1]["repos"][0]["hooks"]} == {hook["id"]}
 
 
-def test_a_pull_request_compares_with_its_base_and_cannot_reach_secrets() -> None:
-    workflow = WORKFLOWS[0]
+def test_a_pull_request_is_checked_by_the_action_and_cannot_reach_secrets() -> None:
+    workflow, action = WORKFLOWS[0], yaml.safe_load((ROOT / "action.yml").read_text())
     assert "pull_request" in workflow[True]  # YAML 1.1 reads `on` as true
     assert "pull_request_target" not in workflow[True]
-    (check,) = [step for step in steps(workflow) if step.get("name") == "specsim"]
-    assert f"--baseline sglang@.#{SHA}" in filled(check["run"]).replace('"', "")
-    written = set(re.findall(r"--(?:junit|sarif|json) (\S+)", check["run"]))
-    used = json.dumps([step.get("with", {}) for step in steps(workflow)])
+    checkout, check, *others = steps(workflow)
+    assert checkout["with"] == {"fetch-depth": 0}
+    assert check["uses"].startswith("example/specsim@v")
+    assert check["with"].keys() <= action["inputs"].keys()
+    table = PAGE.partition("| input of the action |")[2].partition("\n\n")[0]
+    documented = re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)
+    assert documented == list(action["inputs"])
+    written = set(re.findall(r"--(?:junit|sarif|json) (\S+)", json.dumps(action)))
+    used = json.dumps([step.get("with", {}) for step in (*others, *action["runs"]["steps"])])
+    assert len(written) == 3
     assert all(name in used for name in written)
 
 

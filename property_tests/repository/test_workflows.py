@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from property_tests.support.engine_repository import MISTAKES
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -53,6 +55,26 @@ def test_a_release_is_published_only_with_the_version_of_its_tag() -> None:
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert configuration["project"]["dynamic"] == ["version"]
     assert "setuptools_scm" in configuration["tool"]
+
+
+def test_the_action_is_exercised_with_the_inputs_that_it_has() -> None:
+    inputs = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
+    (used,) = [step for step in steps(workflow("action.yml")) if step.get("uses") == "./"]
+    assert used["with"].keys() <= inputs.keys()
+    (made,) = [step["run"] for step in steps(workflow("action.yml")) if "engine_repository" in step.get("run", "")]
+    assert shlex.split(made)[-1] in MISTAKES
+
+
+def test_the_image_has_what_the_action_installs() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    action = (ROOT / "action.yml").read_text()
+    assert "/specsim[scheduler]" in text
+    assert "$ACTION[scheduler]" in action
+    assert text.count("constraints.txt") == action.count("constraints.txt") == 2
+    assert text.rstrip().endswith('ENTRYPOINT ["specsim"]')
+    copied = re.findall(r"^COPY (\S+)", text, re.MULTILINE)
+    assert copied == ["."]
+    assert {".git", ".venv"} <= set((ROOT / ".dockerignore").read_text().split())
 
 
 def test_a_commit_is_checked_by_the_ruff_of_the_constraints() -> None:

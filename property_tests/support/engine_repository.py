@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,3 +89,17 @@ class EngineRepository:
         """The tree as it was committed, with nothing beside it."""
         self.git("checkout", "-q", "--", ".")
         self.git("clean", "-qfdx")
+
+
+def main(folder: str, mistake: str) -> None:
+    """Make the repository of the newest release that every test run reads, with a mistake that is not committed."""
+    from property_tests.support.known_releases import NEWEST
+    from specsim.engines.registry import SGLANG
+    from specsim.lifting.cache import open_cache
+    from specsim.lifting.fetch import fetch_wheel
+
+    EngineRepository(Path(folder), fetch_wheel(SGLANG, NEWEST, open_cache(None)), "python", "").make(MISTAKES[mistake])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
