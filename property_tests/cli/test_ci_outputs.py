@@ -195,7 +195,8 @@ def test_only_what_is_new_is_annotated_and_the_summary_has_both() -> None:
     assert line.startswith("::error file=srt/managers/batch.py,line=7,title=stale-result (I32)%3A too long::")
     text = github.summary_of([data])
     assert "1 new finding, 1 as in base.json" in text
-    assert "| known | stale-result (I32) | a stale result moved the length |" in text
+    assert "| known | stale-result (I32) | a stale result moved the length |" in text.partition("<details>")[2]
+    assert "| new | stale-result (I32) | too long | srt/managers/batch.py:7 |" in text.partition("<details>")[0]
     assert "No longer found: <code>accounting:I01:prepare</code>" in text
 
 

@@ -6,7 +6,7 @@ Findings of the baseline are listed in the summary and not annotated: a pull req
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specsim.replay_file import command
@@ -93,28 +93,39 @@ def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
     if "not_compared" in verdict:
         yield f"**Not compared**: {_cell(verdict['not_compared'])}."
         yield ""
-    if verdict["findings"]:
-        yield "| | rule | finding | where | severity | replay |"
-        yield "|---|---|---|---|---|---|"
-    for finding in [*new, *(each for each in verdict["findings"] if each not in new)]:
-        state = state_of(verdict, finding["signature"]) if compared else ""
-        cells = [state, _label(finding), finding["title"], finding["where"], finding["severity"]]
-        again = command(finding["replay"], verdict["target"], verdict["target"]) if finding["replay"] else ""
-        replay = f"<code>{_cell(again)}</code>" if again else ""
-        yield f"| {' | '.join(map(_cell, cells))} | {replay} |"
+    yield from _table(verdict, new)
+    if others := [each for each in verdict["findings"] if each not in new]:
+        yield from _folded(f"{len(others)} that are not new", _table(verdict, others))
     for name, what in (("gone", "No longer found"), ("not_judged", "In the baseline and not checked here")):
         if compared and compared[name]:
             yield ""
             yield f"{what}: {', '.join(f'<code>{_cell(signature)}</code>' for signature in compared[name])}."
     not_run = [entry for suite in verdict["suites"] for entry in suite["not_run"]]
     if not_run:
-        yield ""
-        yield f"<details><summary>{len(not_run)} not run</summary>"
-        yield ""
-        yield from (f"- {_cell(entry['what'])}: {_cell(entry['why'])}" for entry in not_run)
-        yield ""
-        yield "</details>"
+        yield from _folded(
+            f"{len(not_run)} not run", (f"- {_cell(entry['what'])}: {_cell(entry['why'])}" for entry in not_run)
+        )
     yield ""
+
+
+def _table(verdict: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A row for each finding."""
+    if findings:
+        yield "| | rule | finding | where | severity | replay |"
+        yield "|---|---|---|---|---|---|"
+    for finding in findings:
+        state = state_of(verdict, finding["signature"]) if verdict.get("baseline") else ""
+        cells = [state, _label(finding), finding["title"], where_of(finding), finding["severity"]]
+        again = command(finding["replay"], verdict["target"], verdict["target"]) if finding["replay"] else ""
+        replay = f"<code>{_cell(again)}</code>" if again else ""
+        yield f"| {' | '.join(map(_cell, cells))} | {replay} |"
+
+
+def _folded(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """Lines that a reader opens."""
+    yield from ("", f"<details><summary>{title}</summary>", "")
+    yield from lines
+    yield from ("", "</details>")
 
 
 _MARKUP = str.maketrans({character: f"\\{character}" for character in "\\`*_[]|~#!@"})
