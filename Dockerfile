@@ -11,7 +11,7 @@ RUN apt-get update \
 
 COPY . /specsim
 RUN pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX_URL" "$(grep '^torch==' /specsim/constraints.txt)" \
- && pip install --no-cache-dir --constraint /specsim/constraints.txt '/specsim[scheduler]'
+ && pip install --no-cache-dir --constraint /specsim/constraints.txt /specsim
 
 ENV SPECSIM_CACHE_DIR=/var/cache/specsim
 WORKDIR /work

@@ -135,7 +135,7 @@ ifneq ($(strip $(TORCH_INDEX_URL)),)
 	$(PIP) install --quiet --no-deps --index-url '$(TORCH_INDEX_URL)' '$(TORCH_PIN)'
 endif
 	$(PIP) install --quiet -c constraints.txt '$(TORCH_PIN)'
-	$(PIP) install --quiet -c constraints.txt -e '.[scheduler]'
+	$(PIP) install --quiet -c constraints.txt -e .
 	@touch $@
 
 $(DEV): $(READY)

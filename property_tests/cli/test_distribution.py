@@ -16,7 +16,6 @@ import pytest
 import specsim
 from specsim.commands import doctor
 from specsim.compiled import build
-from specsim.engines import real_scheduler
 from specsim.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -49,9 +48,8 @@ def test_every_extra_that_a_page_or_a_message_names_is_one_of_the_project(monkey
     sources = [path.read_text() for folder in ("specsim", "property_tests") for path in (ROOT / folder).rglob("*.py")]
     for text in [*(page.read_text() for page in PAGES), *sources]:
         assert set(re.findall(rf"{specsim.DISTRIBUTION}\[(\w+)\]", text)) <= extras
-        assert re.findall(r"(?<![\w.-])specsim\[(?:test|scheduler|grammar|compiled|ray|browser|docs|dev)\b", text) == []
+        assert re.findall(r"(?<![\w.-])specsim\[(?:test|grammar|compiled|ray|browser|docs|dev)\b", text) == []
     monkeypatch.setattr(util, "find_spec", lambda _name: None)
-    assert f"pip install '{specsim.DISTRIBUTION}[scheduler]'" in real_scheduler.missing_packages()
     with pytest.raises(UsageError, match=rf"pip install '{specsim.DISTRIBUTION}\[compiled\]'"):
         build._require_tools()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from property_tests.support.small_engine import Plan, build, git
@@ -24,7 +25,6 @@ from specsim.findings.bisect.run import Bisection, EndError, Found, Step, bisect
 from specsim.findings.bisect.verdicts import RevisionVerdict, State
 from specsim.lifting.git import Repository
 from specsim.lifting.source import GitSource
-from specsim.lifting.versions import version_key
 from specsim.tiers.tier import Code
 
 PLAN = Plan(commits=24, bad=15)
@@ -86,7 +86,7 @@ def from_bad_on(number: int, _time: int) -> RevisionVerdict:
 
 
 def test_the_list_of_releases_is_in_order() -> None:
-    assert list(RELEASES) == sorted(set(RELEASES), key=version_key)
+    assert list(RELEASES) == sorted(set(RELEASES), key=Version)
     assert len(RELEASES) >= 17
 
 

@@ -177,7 +177,7 @@ def test_make_test_releases_runs_every_file_that_has_tests_of_all_releases() -> 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("1.0\nlatest\n", "'latest' is not a version"),
+        ("1.0\nlatest\n", "Invalid version: 'latest'"),
         ("1.1\n1.0\n", "1.0 stands after 1.1"),
         ("1.0\n1.0\n", "each once"),
     ],

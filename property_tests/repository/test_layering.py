@@ -56,10 +56,10 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "kernels": layer("errors reference contracts", "torch triton"),
     "interpreter": layer("errors contracts", "torch triton numpy"),
     "vdevice": layer("errors choices interpreter", "torch triton numpy"),
-    "lifting": layer("errors isolation files", "torch triton"),
+    "lifting": layer("errors isolation files", "packaging torch triton"),
     "engines": layer(
         "errors isolation files verdict choices engine rules contracts interpreter lifting vdevice",
-        "torch triton numpy msgspec",
+        "packaging torch triton numpy msgspec",
     ),
     "compiled": layer("errors isolation files lifting"),
     "mutation": layer("errors compiled", "msgspec"),
@@ -79,7 +79,8 @@ LAYERS = {  # each may use only layers that stand before it in this table
         "torch triton",
     ),
     "findings": layer(
-        "errors interrupts isolation files verdict replay_file choices engine rules contracts lifting engines tiers"
+        "errors interrupts isolation files verdict replay_file choices engine rules contracts lifting engines tiers",
+        "packaging",
     ),
     "fuzz": layer(
         "deadline errors interrupts isolation files verdict replay_file choices engine rules contracts lifting engines "

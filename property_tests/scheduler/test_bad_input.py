@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,6 @@ import pytest
 from property_tests.support.scheduler_checkouts import checkout, specsim
 from specsim.engines.sglang.scheduler.boot import HOOKS
 from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
-from specsim.engines.sglang.scheduler.imports import REAL
-
-MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
-)
 
 MODULES = {
     "server_args": "class ServerArgs:\n    def __init__(self, **_): ...\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,7 @@ import pytest
 from property_tests.support.boot_scheduler import booted
 from property_tests.support.known_releases import FEW
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.lifting.source import SourceTree
-
-MISSING = [name for name in (*sorted(REAL), "specsim.vdevice") if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
-)
 
 CONFIGURATIONS = [{}, {"page_size": 16, "max_total_tokens": 256}, {"radix_cache": False, "chunked_prefill_size": 16}]
 ONE = FEW[2]  # every run of the tests boots it

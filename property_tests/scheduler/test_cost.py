@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from property_tests.support.known_releases import FEW
 from specsim.bench import run, scheduler
-from specsim.engines.sglang.scheduler.imports import REAL
-
-MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
-)
 
 
 @pytest.mark.slow

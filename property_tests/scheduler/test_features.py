@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,15 +11,9 @@ import pytest
 
 from property_tests.support.known_releases import FEW
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.isolation.environment import of_target
 from specsim.lifting.source import SourceTree
 from specsim.tiers.scheduler.setups import SETUPS
-
-MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
-)
 
 V1, V2, NEWEST = FEW[2], FEW[-1], RELEASES[-1]
 """Releases whose worker is of spec v1 where batches do not overlap, of spec v2, and one with mixed chunks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -16,15 +15,9 @@ from property_tests.support.known_releases import FEW
 from property_tests.support.scheduler_checkouts import checkout, specsim
 from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.engines.sglang.scheduler.planted import planted
 from specsim.lifting.source import SourceTree
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
-
-MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
-)
 
 RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unfinished_req:the-model"
 ENDS = "scheduler:I40:request"

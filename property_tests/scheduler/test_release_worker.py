@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +17,8 @@ from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.configuration import VOCABULARY
 from specsim.engines.sglang.scheduler.hash_model import FIRST_TOKEN, next_token
-from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.lifting.source import SourceTree
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
-
-MISSING = [name for name in (*sorted(REAL), "specsim.vdevice") if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
-)
 
 OWN = {"worker": "release", "max_total_tokens": 1024}
 GRAPHS = {**OWN, "cuda_graphs": True}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +13,8 @@ from property_tests.support.release_schedules import SCHEDULES, shown_by, signat
 from property_tests.support.replay_fixtures import EXPECT, FILES
 from specsim import replay_file
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.lifting.source import SourceTree
 from specsim.replay_file import SchedulerReplay
-
-MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
-)
 
 ONE = FEW[2]  # every run of the tests reads it, `make test-releases` the others
 FAMILIES = (ONE, RELEASES[6], RELEASES[11], RELEASES[-1])  # a release of each family of schedulers

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from property_tests.support import release_accounting
 from property_tests.support.known_releases import FEW, FIXTURES
 from property_tests.support.release_schedules import SCHEDULES, shown_by, signatures_of
@@ -34,7 +36,6 @@ from specsim.engines.target import ReleaseTarget
 from specsim.files import read_json, write_json
 from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree
-from specsim.lifting.versions import version_key
 from specsim.tiers.ops.finding import signature_of
 from specsim.tiers.ops.run import Outcome, run_case
 from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, Limits, SubjectResult, check_subject, chooser_of, worst_of
@@ -209,7 +210,7 @@ def files_of(version: str) -> list[str]:
 def write(file: Path, version: str, entry: Any) -> None:
     """Put the entry of a release into a file, in the order of releases."""
     entries = {**read_json(file, "restore it from git"), version: entry}
-    write_json(file, {each: entries[each] for each in sorted(entries, key=version_key)})
+    write_json(file, {each: entries[each] for each in sorted(entries, key=Version)})
 
 
 def main() -> None:

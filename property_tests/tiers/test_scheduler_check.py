@@ -10,14 +10,13 @@ import pytest
 
 from property_tests.support.toy_scheduler import ToyTarget
 from specsim import replay_file
-from specsim.commands.suites import Asked, _lanes, run_tiers
-from specsim.engines.real_scheduler import PACKAGES, Setup
+from specsim.commands.suites import Asked, _lanes
+from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.engines.target import ReleaseTarget
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.replay_file import SchedulerReplay
-from specsim.report.live import Line, Progress
 from specsim.tiers.messages import At, Check, End, Found, Request
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
@@ -90,8 +89,8 @@ def test_what_had_no_time_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the other schedules" not in [entry.what for entry in whole.not_run]
 
 
-def test_the_packages_of_the_extra_are_those_that_a_release_imports_in_earnest() -> None:
-    assert set(PACKAGES) <= REAL
+def test_what_a_release_imports_in_earnest_comes_with_specsim() -> None:
+    assert [name for name in sorted(REAL) if importlib.util.find_spec(name) is None] == []
 
 
 def asked(tmp_path: Path, **fields: Any) -> Asked:
@@ -107,17 +106,6 @@ def asked(tmp_path: Path, **fields: Any) -> Asked:
             **fields,
         }
     )
-
-
-def test_a_missing_package_is_one_line_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    verdict = run_tiers(asked(tmp_path, only="scheduler"), Line(Progress(""), None))
-    (suite,) = verdict.suites
-    (entry,) = suite.not_run
-    assert (entry.what, entry.why) == ("tier scheduler", "packaging missing: pip install 'specsim-llm[scheduler]'")
-    assert verdict.verdict == "error"
 
 
 def test_a_check_of_a_release_runs_every_tier_and_one_of_five_schedules_of_its_scheduler(tmp_path: Path) -> None:

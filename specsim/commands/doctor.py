@@ -20,7 +20,6 @@ import typer
 from specsim import DISTRIBUTION
 from specsim.commands.invocation import output_file
 from specsim.commands.options import CacheOption, NoBudgetOption, NoSeedOption, accept_seed
-from specsim.engines.real_scheduler import PACKAGES, missing_packages
 from specsim.files import save_json
 from specsim.verdict import PASS, USAGE
 
@@ -123,12 +122,7 @@ def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
             "accounting", "cpu", True, "of the model; of releases and checkouts too" if imported else "of the model"
         ),
         Working("workers", "cpu", bool(imported), problem or "of releases and checkouts"),
-        Working(
-            "scheduler",
-            "cpu",
-            bool(imported) and not missing_packages(),
-            problem or missing_packages() or "of releases and checkouts",
-        ),
+        Working("scheduler", "cpu", bool(imported), problem or "of releases and checkouts"),
     ]
 
 
@@ -141,9 +135,8 @@ def _python(imported: dict[str, Any], problem: str) -> Iterator[Piece]:
         found = str(imported.get(name, ""))
         yield Piece(name, found, problem or "kernels and the reference", "" if found else _pip(name), needed=True)
     for names, why in (
-        ("numpy hypothesis typer rich", "specsim itself"),
+        ("numpy hypothesis typer rich packaging", "specsim itself"),
         ("xgrammar llguidance", "grammars of engines behind the reference's protocol"),
-        (" ".join(PACKAGES), "the scheduler tier"),
         ("pytest", "the pytest plugin and the test-suite"),
         ("mypy", "specsim compile"),
         ("ray", "specsim fuzz --ray"),

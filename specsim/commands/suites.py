@@ -128,7 +128,7 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     started = time.monotonic()
     if asked.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    counted = [asked.count(tier) for tier in asked.tiers if TIERS[tier].unit == "schedules" and not TIERS[tier].missing]
+    counted = [asked.count(tier) for tier in asked.tiers if TIERS[tier].unit == "schedules"]
     line.progress.schedules_of = sum(counted)
     deadline = started + asked.budget_seconds
     running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in _lanes(asked.tiers)]
@@ -173,9 +173,8 @@ def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, l
     from specsim.tiers.messages import Request
     from specsim.tiers.registry import TIERS
 
-    why_not = interrupts.WHY if interrupts.asked() else TIERS[tier].missing
-    if why_not:
-        return Suite(tier, not_run=[NotRun(f"tier {tier}", why_not)]), []
+    if interrupts.asked():
+        return Suite(tier, not_run=[NotRun(f"tier {tier}", interrupts.WHY)]), []
     remembers = TIERS[tier].resumes_skipped and deadline < math.inf
     request = Request(
         tier=tier,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from packaging.version import Version
+
 from specsim.engines.target import ReleaseTarget, Target, parse_target
 from specsim.errors import UsageError
-from specsim.lifting.versions import is_version, nearest_versions, version_key
+from specsim.lifting.versions import is_version, nearest_versions
 
 _RELEASE, _TO = "sglang==", ".."
 
@@ -36,6 +38,6 @@ def _of_range(text: str, releases: Sequence[str]) -> list[Target]:
             near = f", nearest are {', '.join(nearest_versions(end, releases))}" if is_version(end) else ""
             what = f"{end!r} is not a release that specsim knows" if end else "one end is missing"
             raise UsageError(f"TARGET {text!r}: {what}", f"{known}{near}; a single release needs no list")
-    if version_key(first) > version_key(last):
+    if Version(first) > Version(last):
         raise UsageError(f"TARGET {text!r} runs from newer to older", f"did you mean {_RELEASE}{last}{_TO}{first}?")
     return [ReleaseTarget(v) for v in releases[releases.index(first) : releases.index(last) + 1]]

@@ -6,12 +6,10 @@ hands it requests, and shows its state. Nothing here knows of an engine.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from specsim import DISTRIBUTION
 from specsim.engines.probe import Broken
 
 if TYPE_CHECKING:
@@ -22,17 +20,8 @@ if TYPE_CHECKING:
     from specsim.contracts.enumeration import Distribution
     from specsim.lifting.changes import Function
 
-PACKAGES = ("packaging",)
-"""Of the extra `specsim-llm[scheduler]`: what a release's scheduler imports in earnest, and specsim itself does not."""
-
 NEVER_WRITTEN, OF_A_DRAFT = -1, -2
 """Contents of a slot that no token's KV was written to, and of one that holds the KV of a rejected draft."""
-
-
-def missing_packages() -> str:
-    """What has to be installed before a scheduler can be imported, a sentence; "" for nothing."""
-    names = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"{', '.join(names)} missing: pip install '{DISTRIBUTION}[scheduler]'" if names else ""
 
 
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from packaging.version import Version
+
 from specsim.engines.registry import ENGINES
-from specsim.lifting.versions import is_version, version_key
+from specsim.lifting.versions import is_version
 from specsim.verdict import REACHES, Finding, Severity
 
 FILE = Path(__file__).with_name("triage.toml")
@@ -55,8 +57,8 @@ class Triage:
 
     def covers(self, version: str) -> bool:
         """Whether a release lies in the span."""
-        last = version_key(self.last) if self.last else None
-        return version_key(self.first) <= version_key(version) and (last is None or version_key(version) <= last)
+        last = Version(self.last) if self.last else None
+        return Version(self.first) <= Version(version) and (last is None or Version(version) <= last)
 
     @property
     def line(self) -> str:
@@ -124,7 +126,7 @@ def _entry(name: str, row: dict[str, Any], threads: Mapping[str, str]) -> Triage
         f"severity = {severity!r}": severity is not None and severity not in set(Severity),
         f"reaches = {sorted(reaches - set(REACHES))}": not reaches <= set(REACHES),
         f"releases = {row.get('releases')!r}": not all(is_version(one) for one in (first, last) if one)
-        or (bool(last) and version_key(first) > version_key(last)),
+        or (bool(last) and Version(first) > Version(last)),
         "severity, reaches and releases go together": len({bool(severity), bool(reaches), bool(first)}) > 1,
         "what is new has an upstream": state == "new" and not row.get("upstream"),
         "only what is new or known has an upstream": state not in ("new", "known") and "upstream" in row,

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from specsim import replay_file
 from specsim.engines import triage
 from specsim.errors import UsageError, did_you_mean
 from specsim.files import read_json
-from specsim.lifting.versions import is_version, version_key
+from specsim.lifting.versions import is_version
 from specsim.rules.table import CHECKS
 from specsim.tiers.registry import TIERS, all_rules
 from specsim.verdict import REACHES
@@ -52,7 +54,7 @@ def fixtures_of(folder: Path) -> list[Fixture]:
 
 def _version_key(target: str) -> tuple[str, Any, str]:
     engine, _, version = target.partition("==")
-    return engine, version_key(version) if is_version(version) else (), target
+    return engine, Version(version) if is_version(version) else (), target
 
 
 def explain(text: str, fixtures: Iterable[Fixture]) -> dict[str, Any]:

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from specsim.errors import UsageError
 from specsim.lifting.archive import ArchiveError, open_archive, read_member, require_undamaged
 from specsim.lifting.checksums import note, require_noted
-from specsim.lifting.versions import is_version, nearest_versions, version_key
+from specsim.lifting.versions import is_version, nearest_versions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +131,7 @@ def cached_wheels(package: Package, cache: Cache) -> list[str]:
         version = path.name.split("-")[1]
         if is_version(version) and version not in found and wheel_problem(path, package, version) is None:
             found.add(version)
-    return sorted(found, key=version_key)
+    return sorted(found, key=Version)
 
 
 def wheel_problem(path: Path, package: Package, version: str | None = None, *, read_all: bool = False) -> str | None:

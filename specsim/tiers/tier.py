@@ -120,7 +120,6 @@ class Tier(Protocol):
 
     `unit`            what is counted: "cases" or "schedules"
     `by_default`      whether a check without --only runs it
-    `missing`         what has to be installed before it can run, a sentence; "" for nothing
     `budget_share`    of a target's time, where each tier has its part
     `counts_as`       schedules that one of its own counts as: a check of several tiers by counts runs one in so many
     `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
@@ -157,9 +156,6 @@ class Tier(Protocol):
     def has_batches(self, target: Target) -> bool:
         """Whether a campaign on the target draws batches of this tier."""
         ...
-
-    @property
-    def missing(self) -> str: ...
 
     @property
     def rules(self) -> Mapping[str, Rule]:

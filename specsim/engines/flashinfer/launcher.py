@@ -11,11 +11,13 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from specsim.engines.packages import cached_packages, located, package_file
 from specsim.errors import UsageError
 from specsim.lifting.archive import ArchiveError, open_archive, read_member
 from specsim.lifting.nvcc import Built, build
-from specsim.lifting.versions import is_version, version_key
+from specsim.lifting.versions import is_version
 
 if TYPE_CHECKING:
     from specsim.engines.target import PackageTarget
@@ -102,7 +104,7 @@ def headers(path: Path, cache: Cache) -> Path:
 def known_headers(cache: Cache) -> Path | None:
     """The headers of the newest FlashInfer in the cache, else of the installed one, None without."""
     versions = [version for package, version in cached_packages(cache) if package == "flashinfer"]
-    if known := sorted(filter(is_version, versions), key=version_key):
+    if known := sorted(filter(is_version, versions), key=Version):
         return _unpacked(package_file("flashinfer", known[-1], cache), cache)
     spec = importlib.util.find_spec("flashinfer")
     folders = [Path(root) / "data" / "include" for root in (spec.submodule_search_locations or [])] if spec else []

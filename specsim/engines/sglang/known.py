@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from specsim.engines.sglang import host_names
 from specsim.engines.sglang.host_lifting import lift_host_functions
 from specsim.engines.sglang.operations import FUNCTIONS, logits
@@ -25,7 +27,7 @@ from specsim.errors import UsageError
 from specsim.files import read_json
 from specsim.lifting.lift import DriftError, Lifter, TextStore, body_hash, class_functions, parameter_names
 from specsim.lifting.source import SourceTree
-from specsim.lifting.versions import is_version, version_key
+from specsim.lifting.versions import is_version
 
 FORMAT = "specsim.known/1"
 FILE = Path(__file__).with_name("known_functions.json")
@@ -206,7 +208,7 @@ def surveys_of(known: Known) -> dict[str, list[Surveyed]]:
 def known_to_json(surveys: Mapping[str, Sequence[Surveyed]]) -> dict[str, Any]:
     """The data file of the surveys of many releases."""
     functions: dict[str, list[dict[str, Any]]] = {}
-    for release in sorted(surveys, key=version_key):
+    for release in sorted(surveys, key=Version):
         for function in surveys[release]:
             if not function.body_hash:
                 continue
@@ -228,11 +230,11 @@ def nearest_release(version: str | None, functions: Sequence[Surveyed], known: K
     """The known release to compare with: the newest that is not newer; without a version, the one that shares most
     bodies. "" when none is known.
     """
-    releases = sorted({r for bodies in known.values() for body in bodies for r in body.releases}, key=version_key)
+    releases = sorted({r for bodies in known.values() for body in bodies for r in body.releases}, key=Version)
     if not releases:
         return ""
     if version and is_version(version):
-        older = [release for release in releases if version_key(release) <= version_key(version)]
+        older = [release for release in releases if Version(release) <= Version(version)]
         return older[-1] if older else releases[0]
     bodies = {(f.key, f.body_hash) for f in functions}
 

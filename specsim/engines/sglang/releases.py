@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from specsim.lifting.versions import version_key
+from packaging.version import Version
 
 _FILE = Path(__file__).with_name("releases.txt")
 
@@ -18,7 +18,7 @@ def load(text: str) -> tuple[str, ...]:
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     versions = tuple(filter(None, lines))
     for older, newer in itertools.pairwise(versions):
-        if version_key(older) >= version_key(newer):
+        if Version(older) >= Version(newer):
             raise ValueError(f"{newer} stands after {older}: the oldest release comes first, and each once")
     return versions
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from specsim.engines.packages import open_source
 from specsim.engines.registry import VLLM
 from specsim.engines.sglang.releases import RELEASES
@@ -15,7 +17,7 @@ from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.git import Commit, Repository
 from specsim.lifting.source import SourceTree
-from specsim.lifting.versions import is_version, version_key
+from specsim.lifting.versions import is_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,10 @@ class History:
 def releases_between(good: str, bad: str) -> History:
     """The releases from one to the other. Both may be newer than, or missing from, the list of those that are known."""
     one, other = _version("--good", good), _version("--bad", bad)
-    if version_key(one) == version_key(other):
+    if Version(one) == Version(other):
         raise UsageError(f"--good and --bad are both sglang=={one}", "give two releases that differ")
-    low, high = sorted((one, other), key=version_key)
-    known = [v for v in RELEASES if version_key(low) < version_key(v) < version_key(high)]
+    low, high = sorted((one, other), key=Version)
+    known = [v for v in RELEASES if Version(low) < Version(v) < Version(high)]
     revisions = tuple(Revision(f"sglang=={v}", f"sglang=={v}", f"release {v}") for v in (low, *known, high))
     return History(revisions, one == low)
 

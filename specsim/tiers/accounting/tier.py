@@ -29,7 +29,6 @@ class AccountingTier:
     name = "accounting"
     unit: Literal["cases", "schedules"] = "schedules"
     by_default = True
-    missing = ""
     budget_share = 0.3
     counts_as = 1
     batch_count = 5000

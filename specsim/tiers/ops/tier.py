@@ -32,7 +32,6 @@ class OpsTier:
     name = "ops"
     unit: Literal["cases", "schedules"] = "cases"
     by_default = True
-    missing = ""
     budget_share = 0.5
     counts_as = 1
     batch_count = 100

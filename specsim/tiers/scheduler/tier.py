@@ -46,13 +46,7 @@ class SchedulerTier:
         return isinstance(target, ReleaseTarget | CheckoutTarget)
 
     def has_batches(self, target: Target) -> bool:
-        return self.is_of(target) and not self.missing
-
-    @property
-    def missing(self) -> str:
-        from specsim.engines.real_scheduler import missing_packages
-
-        return missing_packages()
+        return self.is_of(target)
 
     @property
     def rules(self) -> Mapping[str, Rule]:

@@ -25,7 +25,6 @@ class WorkersTier:
     name = "workers"
     unit: Literal["cases", "schedules"] = "cases"
     by_default = True
-    missing = ""
     budget_share = 0.2
     counts_as = 1
     batch_count = 100
