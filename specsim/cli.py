@@ -143,11 +143,17 @@ def replay(
 def report(
     folder: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="DIR", help="The folder of replay files of a run; with --campaign, more stores."),
+        typer.Argument(
+            metavar="DIR|FILE",
+            help="The folder of replay files of a run, or what check --json wrote; with --campaign, more stores.",
+        ),
     ] = None,
     campaign: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Instead of DIR: a store of `specsim fuzz`; several are shown as one."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Replay on it. Default: what each was found on, seen from this folder.")
     ] = None,
     html: Annotated[Path, output_folder("--html", help="Where the index and the pages go.")] = Path("specsim-report"),
     data: Annotated[
@@ -175,22 +181,27 @@ def report(
 
         write_campaign([*campaign, *(folder or [])], html, json_file)
         return
-    if folder is None or len(folder) != 1 or folder[0].is_file():
+    if folder is None or len(folder) != 1:
         given = " ".join(map(str, folder or [])) or "nothing"
         raise UsageError(
             f"{given} is not the folder of a run", "give one folder of replay files, or --campaign FILE ..."
         )
     from specsim.commands.pages import write_report
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
     from specsim.tiers import replaying
 
-    def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
-        announce_replay(file, stored, stored.target, named=False, trust=trust)
+    on = parse_target(target).text if target else None
+
+    def announced(stored: Replay, file: Path) -> None:
+        announce_replay(file, stored, on or stored.target, named=on is not None, trust=trust)
         note_stale(file, stored)
-        request = replaying.request_of(stored, stored.target, open_cache(cache_dir).folder, hang_seconds)
+
+    def noted(stored: Replay, file: Path) -> dict[str, Any]:
+        request = replaying.request_of(stored, on or stored.target, open_cache(cache_dir).folder, hang_seconds)
         return replaying.replay(request, file, record=True)
 
-    write_report(folder[0], html, data, noted_there, cache_dir, json_file, budget_seconds)
+    write_report(folder[0], html, data, noted, cache_dir, json_file, budget_seconds, on, announced)
 
 
 @app.command(cls=Command)

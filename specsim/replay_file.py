@@ -65,6 +65,7 @@ class OpReplay:
     title: str
     digest: str
     generator: str = ""
+    source: str = ""
     mutant: ClassVar[str] = ""
     kernels: ClassVar[str] = ""
     model_hash: ClassVar[str] = ""
@@ -121,6 +122,7 @@ class ScheduleReplay:
     order: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     kernels: str = ""
+    source: str = ""
     device: ClassVar[str] = ""
 
     @property
@@ -165,6 +167,7 @@ class WorkerReplay:
     signature: str
     title: str
     digest: str
+    source: str = ""
     device: ClassVar[str] = ""
     mutant: ClassVar[str] = ""
     kernels: ClassVar[str] = ""
@@ -208,6 +211,7 @@ class SchedulerReplay:
     digest: str
     events: list[str] = field(default_factory=list)
     mutant: str = ""
+    source: str = ""
     device: ClassVar[str] = ""
     kernels: ClassVar[str] = ""
     model_hash: ClassVar[str] = ""
@@ -229,10 +233,10 @@ class SchedulerReplay:
 
 Replay = OpReplay | ScheduleReplay | WorkerReplay | SchedulerReplay
 """What every tier's file has: `target`, `tier`, `where`, `source_hash`, `tape`, `seed`, `rule`, `signature`, `title`
-and `digest`; `device`, `mutant`, `kernels`, `model_hash` and `events`, empty where a tier has none; `meaning`, what the
-tape stands for where a change of the simulator changes that, else None; `size`, how large the case is and in what;
-`is_shown(violation)`, whether a violation of a replay is the file's; and `problem()`, what is wrong with its values, ""
-for nothing.
+and `digest`; `source`, of a folder that is the target its commit or version; `device`, `mutant`, `kernels`,
+`model_hash` and `events`, empty where a tier has none; `meaning`, what the tape stands for where a change of the
+simulator changes that, else None; `size`, how large the case is and in what; `is_shown(violation)`, whether a violation
+of a replay is the file's; and `problem()`, what is wrong with its values, "" for nothing.
 """
 _KINDS: dict[str, type[Replay]] = {
     "ops": OpReplay,
@@ -254,7 +258,10 @@ def to_text(replay: Replay) -> str:
 
 def to_json(replay: Replay) -> dict[str, Any]:
     """What a replay file holds."""
-    return {"format": FORMAT, "specsim": specsim.__version__, **asdict(replay)}
+    data = {"format": FORMAT, "specsim": specsim.__version__, **asdict(replay)}
+    if not replay.source:
+        del data["source"]
+    return data
 
 
 def name_of(replay: Replay) -> str:

@@ -24,6 +24,7 @@ from specsim.commands.invocation import _note_file, _note_folder
 from specsim.commands.pages import page_names, write_report
 from specsim.errors import UsageError
 from specsim.replay_file import file_name
+from specsim.verdict import FORMAT
 
 # What an option of each command that is no output names: read, or the store of a campaign.
 INPUTS = {"cache_dir", "fixtures", "data", "campaign", "folder", "file", "repo", "store_file"}
@@ -321,14 +322,15 @@ def test_no_two_replays_share_a_page() -> None:
 
 
 def payload(*_of: Any) -> dict[str, Any]:
-    names = ("rule_label", "title", "signature", "sentence", "target", "severity", "verdict")
+    names = ("rule_label", "title", "signature", "sentence", "target", "severity", "verdict", "where")
     return {"finding": dict.fromkeys(names, "x"), "kind": "x"}
 
 
 def reported(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     monkeypatch.setattr(pages, "payload_of", payload)
     monkeypatch.setattr("specsim.report.page.render.html_of", lambda _payload: "page")
-    write_report(folder, folder / "html", folder, lambda *_of: {"violations": []}, None, **options)
+    html = folder / "html" if folder.is_dir() else Path(f"{folder}.html")
+    write_report(folder, html, folder, lambda *_of: {"violations": []}, None, **options)
 
 
 def replays(folder: Path, *names: str) -> None:
@@ -348,6 +350,66 @@ def test_a_report_counts_what_it_shows(
     assert "index.html: 3 findings, and 1 file without a page" in said
     assert "without a page: d.json: " in said
     assert len(json.loads((tmp_path / "list").read_text())["entries"]) == 4
+
+
+def test_a_report_of_a_verdict_has_what_is_new_first_and_takes_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays(tmp_path, "old", "new")
+    found = [
+        {
+            "signature": name,
+            "replay": f"{name}.json",
+            "triage": f"of {name}",
+            "changed": ["f a.py:3"],
+            "reach": "option",
+        }
+        for name in ("old", "new")
+    ]
+    verdict = {"format": FORMAT, "findings": found, "baseline": {"known": ["old"], "name": "base"}}
+    (tmp_path / "specsim.json").write_text(json.dumps(verdict))
+    monkeypatch.chdir(tmp_path.parent)  # its files are found beside it
+    reported(tmp_path / "specsim.json", monkeypatch, json_file=tmp_path / "list")
+    entries = json.loads((tmp_path / "list").read_text())["entries"]
+    assert [(entry["file"], entry["group"]) for entry in entries] == [("new.json", "New"), ("old.json", "Not new")]
+    index = (tmp_path / "specsim.json.html" / "index.html").read_text()
+    assert index.index("<h2>New <small>1</small></h2>") < index.index("of new") < index.index("<h2>Not new")
+    assert "<dt>changed</dt><dd>f a.py:3</dd>" in index
+
+
+def test_a_report_of_a_folder_has_what_nobody_knows_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replays(tmp_path, "a", "b")
+    known = json.loads((tmp_path / "a.json").read_text()) | {"target": "sglang==9.9", "signature": "a:known:one"}
+    (tmp_path / "a.json").write_text(json.dumps(known))
+    monkeypatch.setattr("specsim.engines.triage.known_line", lambda _target, sig: "known" if "known" in sig else "")
+    reported(tmp_path, monkeypatch, json_file=tmp_path / "list")
+    entries = json.loads((tmp_path / "list").read_text())["entries"]
+    assert [entry["file"] for entry in entries] == ["b.json", "a.json"]
+
+
+def test_a_report_of_what_is_no_verdict_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text, problem in (
+        ("x.json", "{}", "is no verdict of this specsim"),
+        ("y.json", json.dumps({"format": FORMAT, "findings": []}), "names no replay file"),
+        ("z.json", None, "is not there"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        code, said = refused(capsys, "report", str(tmp_path / name), "--html", str(tmp_path / "html"))
+        assert (code, problem in said, (tmp_path / "html").exists()) == (2, True, False), said
+
+
+def test_a_folder_that_is_not_here_is_asked_for_with_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    replays(tmp_path, "a")
+    stored = json.loads((tmp_path / "a.json").read_text()) | {"target": "sglang@.", "source": "commit 1a2b3c4d5e6f"}
+    (tmp_path / "a.json").write_text(json.dumps(stored))
+    code, said = refused(capsys, "replay", "a.json")
+    assert code == 2
+    assert "a.json was found on sglang@., commit 1a2b3c4d5e6f, and sglang@. is not SGLang" in said
+    assert "--target sglang@PATH" in said
 
 
 def test_a_report_of_no_replay_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,6 +448,7 @@ BESIDE: Sequence[tuple[str, Sequence[str], str]] = [
     ("check", ["model", "--jobs", "2"], "--jobs with one target"),
     ("check", ["model", "a:b", "--update-baseline"], "--baseline with several targets"),
     ("report", ["--campaign", "c.db", "--data", "."], "--data with --campaign"),
+    ("report", ["--campaign", "c.db", "--target", "model"], "--target with --campaign"),
     ("targets", ["sglang@.", "--fetch", "sglang==0.1"], "--fetch with a TARGET"),
     ("targets", ["--fetch", "sglang==0.1", "--json", "x"], "--json with --fetch"),
     ("targets", ["sglang@.", "--write", "x"], "--write with sglang@."),

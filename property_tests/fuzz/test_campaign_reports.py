@@ -232,7 +232,7 @@ def test_campaigns_of_one_seed_on_other_targets_are_no_copies(tmp_path: Path) ->
         (["--campaign", "text.db"], "text.db is no store of a campaign"),
         (["--campaign", "a.db", "a.db"], "a store is named twice"),
         (["--campaign", "a.db", "--html", "text.db/out"], "--html text.db/out: "),
-        (["a.db"], "a.db is not the folder of a run"),
+        (["a.db"], "a.db is not a text file in UTF-8"),
         ([], "nothing is not the folder of a run"),
     ],
 )

@@ -87,7 +87,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
         "compiled tiers findings",
         "msgspec ray",
     ),
-    "report": layer("deadline errors interrupts files verdict replay_file tiers", "rich"),
+    "report": layer("deadline errors interrupts files verdict replay_file tiers", "jinja2 markupsafe pygments rich"),
 }
 # A folder in two layers: a tier puts a mutant into the model, and the tiers hunt the mutants.
 LOWER = {f"specsim.selfcheck.{name}": "mutation" for name in ("mutation", "catalogue")}

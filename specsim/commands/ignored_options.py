@@ -76,7 +76,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
     "report": (
         Ignored(
             _flag("campaign", "--campaign"),
-            ("data", "hang_seconds", "budget_seconds", "cache_dir"),
+            ("target", "data", "hang_seconds", "budget_seconds", "cache_dir"),
             "nothing is replayed for the page of a store",
         ),
     ),

@@ -27,9 +27,12 @@ def announce_replay(
     file: Path, stored: Replay, target: str, *, named: bool, trust: bool, remedy: str = GIVE_TRUST
 ) -> None:
     """Say which code a replay of the file on `target` runs, unless the target was `named` on the command line."""
+    from specsim.engines.packages import require_there
     from specsim.findings.trust import code_of
 
     announce(file, code_of(stored, target), (target,) if named else (), trust, remedy)
+    if not named:
+        require_there(target, file, stored.source)
 
 
 def announce(file: Path, texts: Iterable[str], named: Collection[str], trust: bool, remedy: str) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specsim.engines.registry import ENGINES, SGLANG
-from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget
+from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.files import write_bytes
 from specsim.lifting.archive import LIBRARY_BYTES_MAX, ArchiveError, open_archive, read_member
 from specsim.lifting.checksums import note, require_noted
 from specsim.lifting.fetch import cached_wheels, download, fetch_wheel, run_pip
+from specsim.lifting.git import resolved
 from specsim.lifting.source import SourceTree, WheelSource, open_path
 
 if TYPE_CHECKING:
@@ -46,12 +47,57 @@ def open_source(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: C
     """The source of a target whose Python is read; a release that the cache lacks is fetched. UsageError if it is not
     there.
     """
+    fetched = fetch_release(target, cache)
+    if fetched is None:
+        assert not isinstance(target, ReleaseTarget)
+        return _opened(target)
     package = ENGINES[target.package].source if isinstance(target, PackageTarget) else SGLANG
     assert package is not None
-    fetched = fetch_release(target, cache)
-    if fetched is not None:
-        return WheelSource(fetched, package, target.text)
-    assert not isinstance(target, ReleaseTarget)
+    return WheelSource(fetched, package, target.text)
+
+
+def found_at(text: str) -> str:
+    """What a folder is that a target names, to find it again from elsewhere: "commit 1a2b3c4d5e6f", else "version
+    1.2.3"; "" where neither is known, and for every other target.
+    """
+    target = _folder(text)
+    if target is None or target.revision:
+        return ""
+    path = Path(os.path.expanduser(target.path)).absolute()
+    commit = resolved(text, path if path.is_dir() else path.parent, "HEAD")
+    if isinstance(commit, str):
+        return f"commit {commit[:12]}"
+    try:
+        version = _opened(target).version
+    except UsageError:
+        return ""
+    return f"version {version}" if version else ""
+
+
+def require_there(text: str, file: Path, source: str) -> None:
+    """Raise UsageError where a replay file names a folder that is not here, with what is to be named instead."""
+    target = _folder(text)
+    try:
+        if target is not None:
+            _opened(target)
+    except UsageError as error:
+        raise UsageError(
+            f"{file} was found on {text}{f', {source}' if source else ''}, and {error.problem}",
+            f"say where that is now: --target {text.partition('@')[0]}@PATH",
+        ) from error
+
+
+def _folder(text: str) -> CheckoutTarget | PackageTarget | None:
+    """The target of a folder, wheel or git revision whose Python is read; None for another one."""
+    target = parse_target(text)
+    if isinstance(target, PackageTarget):
+        return target if target.path and ENGINES[target.package].source is not None else None
+    return target if isinstance(target, CheckoutTarget) else None
+
+
+def _opened(target: CheckoutTarget | PackageTarget) -> SourceTree:
+    package = ENGINES[target.package].source if isinstance(target, PackageTarget) else SGLANG
+    assert package is not None
     return open_path(target.path, target.revision, target.text, package)
 
 

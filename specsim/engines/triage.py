@@ -166,11 +166,16 @@ def triage_of(engine: str, signature: str, version: str | None) -> Triage | None
     return entries[-1] if entries else None
 
 
-def is_known_in(target: str, signature: str) -> bool:
-    """Whether an entry of the signature has the release ENGINE==VERSION in its span."""
+def known_line(target: str, signature: str) -> str:
+    """The line of the entry of a signature that has the release ENGINE==VERSION in its span; "" where none has."""
     engine, _, version = target.partition("==")
     entry = triage_of(engine, signature, version) if engine in ENGINES and version else None
-    return entry is not None and bool(entry.first) and entry.covers(version)
+    return entry.line if entry is not None and entry.first and entry.covers(version) else ""
+
+
+def is_known_in(target: str, signature: str) -> bool:
+    """Whether an entry of the signature has the release ENGINE==VERSION in its span."""
+    return bool(known_line(target, signature))
 
 
 def triage_line(engine: str, finding: Finding, version: str | None) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from specsim.report.page.charts import Chart, chart_of
 from specsim.report.page.index import Table, table_of
 from specsim.report.page.plain import visible
@@ -87,7 +89,7 @@ def page_of(page: Page) -> str:
         _coverage(page.matrices),
     ]
     foot = f"<footer>specsim {_text(page.version)}</footer>"
-    return document("specsim campaign", "report", f"{head}<main>{''.join(parts)}</main>{foot}")
+    return document("specsim campaign", "report", Markup(f"{head}<main>{''.join(parts)}</main>{foot}"))
 
 
 def _findings(cards: Sequence[Card]) -> str:

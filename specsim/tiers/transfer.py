@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
+from specsim.engines.packages import found_at
 from specsim.errors import UsageError
 from specsim.files import note_lost
 from specsim.replay_file import Replay
@@ -40,7 +41,8 @@ def received(message: Found, out: Path) -> Finding:
 
 def kept(message: Found | Shrunk, out: Path) -> Path:
     """The replay file of a finding, written into `out`. Raises UsageError when it cannot be written."""
-    return replay_file.save_in(out, replay_file.from_json(message.replay, out))
+    stored = replay_file.from_json(message.replay, out)
+    return replay_file.save_in(out, replace(stored, source=found_at(stored.target)))
 
 
 def broken(rule: Rule, **fields: Any) -> Finding:
