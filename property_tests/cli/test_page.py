@@ -45,13 +45,14 @@ from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
 from specsim.report.perfetto import trace_of
 from specsim.tiers.accounting.page import links_of
-from specsim.tiers.accounting.recording import RecordingEngine, changed, ranges, recording_engine
+from specsim.tiers.accounting.recording import RecordingEngine, recording_engine
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule
 from specsim.tiers.messages import Replay, Replayed, Request
 from specsim.tiers.ops import answers as ops_answers
 from specsim.tiers.ops.page import COLUMNS_MAX, ROWS_MAX, tensors_of
 from specsim.tiers.ops.run import compared
 from specsim.tiers.registry import TIERS
+from specsim.tiers.states import changed, ranges
 
 BYTES_MAX = 2_000_000
 HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}

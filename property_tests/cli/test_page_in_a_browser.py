@@ -7,6 +7,7 @@ fetched. With `SPECSIM_PICTURES=FOLDER` the pictures of docs/pages.md are writte
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from property_tests.support.command_line import specsim
+from property_tests.support.known_releases import FIXTURES, NEWEST
 from property_tests.support.pages import HOSTILE, Outline, longer, page_of_fixture, payload_in, renamed, states_of
+from specsim.lifting.cache import Cache
 from specsim.report.page.plain import plain, visible
 from specsim.report.page.render import html_of
 
@@ -29,6 +32,7 @@ pytestmark = pytest.mark.skipif(
 )
 WIDTHS = (390, 820, 1400)
 SCHEMES = ("light", "dark")
+SCHEDULE = "slots-freed-under-a-running-request.json"
 Open = Callable[..., Any]
 
 # How far texts stand out from what is behind them, by WCAG's formula: [ratio, class, text] of each.
@@ -325,7 +329,7 @@ def test_the_case_of_a_wrong_function_is_a_page_of_its_tensors(opened: Open, tmp
     (tmp_path / "mine.py").write_text(WRONG_MASK)
     specsim(tmp_path, "check", "mine:provider", "--cases", "20", "--device", "cpu")
     (found,) = (tmp_path / "specsim-findings").glob("*.json")
-    specsim(tmp_path, "replay", str(found), "--html", "case.html")
+    specsim(tmp_path, "replay", str(found), "--target", "mine:provider", "--html", "case.html")
     tensors = payload_in((tmp_path / "case.html").read_text(encoding="utf-8"))["tensors"]
     page = opened(tmp_path / "case.html")
     differing = sum(tensor["count"] for tensor in tensors)
@@ -356,3 +360,76 @@ def test_a_case_is_shown_as_heat_maps(opened: Open, tmp_path: Path) -> None:
     assert Outline(page.content()).elements
     page.click("#copy")
     sync_api.expect(page.locator("#copy")).to_have_text("Copied")
+
+
+# ---- the page of a release's schedule, and the index of a run
+
+
+@pytest.fixture(scope="module")
+def schedule(release: Callable[[str], Any], wheel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a schedule whose slots are freed under a running request, and then another's."""
+    release(NEWEST)
+    folder = tmp_path_factory.mktemp("schedule")
+    arguments = ("--target", f"sglang=={NEWEST}", "--cache-dir", str(wheel_cache.folder), "--html", "out.html")
+    ended = specsim(folder, "replay", str(FIXTURES / "replays" / SCHEDULE), *arguments)
+    assert ended.returncode == 1, ended.stderr
+    return folder / "out.html"
+
+
+def looked_at(page: Any, folder: Path, name: str) -> None:
+    """No width scrolls sideways, and every text stands out; pictures are taken, those of the documentation of it."""
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 1400 if width == 1400 else 900})
+        page.evaluate("(document.querySelector('#player') || document.body).scrollIntoView()")
+        page.evaluate("new Promise(requestAnimationFrame)")
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert [each for each in page.evaluate(CONTRASTS) if each[0] < 4.5] == []
+            picture = page.screenshot()
+            if (width, scheme) in ((1400, "light"), (390, "dark")):
+                (folder / f"page-of-{name}-{width}-{scheme}.png").write_bytes(picture)
+
+
+def test_the_slot_that_a_scheduler_read_wrongly_is_red_where_its_page_opens(
+    opened: Open, schedule: Path, tmp_path: Path
+) -> None:
+    page = opened(schedule)
+    shown = payload_in(schedule.read_text(encoding="utf-8"))
+    slot = re.search(r"slot (\d+)", shown["finding"]["actual"])
+    assert slot is not None
+    wrong = page.locator(".grid .cell.differs .id").all_inner_texts()
+    assert slot[1] in wrong
+    assert page.locator(".pill.now.violation").count() == 1
+    assert page.locator(".ruler").count() >= 1
+    event = current(page)
+    page.keyboard.press("Home")
+    assert current(page) == 0
+    assert page.locator(".grid .cell.differs").count() == 0
+    page.keyboard.press("v")
+    assert current(page) == event
+    assert page.locator("#track svg").count() == 1
+    page.evaluate("document.querySelector('#command').textContent = 'specsim replay FILE'")
+    looked_at(page, Path(os.environ.get("SPECSIM_PICTURES", tmp_path)), "a-scheduler")
+
+
+def test_an_index_has_what_is_new_first_and_fits_every_width(opened: Open, tmp_path: Path) -> None:
+    from specsim.report.page.index import Entry, Table, index_of
+
+    finding = {
+        "rule_label": "stale-result-of-finished (I31)",
+        "severity": "undefined-behaviour",
+        "target": "sglang@.",
+        "title": "resolve of 00000000-0000-4000-8000-000000000000: expected no claim, got a claim of 12 positions",
+        "signature": "accounting:I31:resolve",
+    }
+    long = "srt/managers/scheduler_components/batch_result_processor.py:770"
+    facts = [("rule", "a result changes nothing of a finished request"), ("triage", "new here: " + "base " * 30)]
+    facts += [("changed", f"reset_for_retract {long}"), ("where", long), ("signature", "scheduler:S2:" + "race-" * 20)]
+    entries = [Entry(f"{n}.json", "#", finding, "", "New" if n < 2 else "Not new", facts) for n in range(5)]
+    entries.append(Entry(f"{'x' * 90}.json", "", {}, f"{'y' * 200} does not run it"))
+    tables = [Table("Which release has which bug", "a note", ["finding", *"abcdefghijklmnopq"], [["f", *["ok"] * 17]])]
+    (tmp_path / "index.html").write_text(index_of("specsim.json", entries, tables), encoding="utf-8")
+    page = opened(tmp_path / "index.html")
+    assert page.locator("h2").all_inner_texts()[:3] == ["New 2", "Not new 3", "Without a page"]
+    looked_at(page, tmp_path, "a-report")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from property_tests.support.pages import HOSTILE, Outline, payload_in
 from property_tests.support.toy_scheduler import ToyTarget
 from specsim.choices.chooser import Tape
-from specsim.engines.real_scheduler import Step
+from specsim.engines.real_scheduler import END, MODEL, Step
 from specsim.replay_file import SchedulerReplay
 from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.render import html_of
@@ -19,7 +20,8 @@ from specsim.report.perfetto import trace_of
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler.answers import answer_of
 from specsim.tiers.scheduler.forks import Ran, Starters, Wanted, wanted
-from specsim.tiers.scheduler.page import Lanes
+from specsim.tiers.scheduler.page import WRONG, Lanes, play_of
+from specsim.tiers.scheduler.rules import BY_ID
 
 HERE = Shown("sglang==0", "specsim replay x.json", "Reproduced, bit for bit.")
 
@@ -138,9 +140,83 @@ def test_the_page_loads_nothing_and_shows_hostile_names_as_text(race: tuple[Sche
     assert payload_in(html)["kind"] == "streams"
 
 
-def test_no_line_of_the_targets_source_is_on_the_page(race: tuple[SchedulerReplay, dict[str, Any]]) -> None:
-    shown = Shown("sglang==0", "x", "", source={"where": "a.py:1", "first": 1, "line": 1, "lines": ["x"], "note": ""})
-    assert payload_of(*race, shown)["source"] is None
+def test_the_lines_around_what_is_blamed_are_shown_coloured(race: tuple[SchedulerReplay, dict[str, Any]]) -> None:
+    lines = ["def f():", '    """<b>', "    two", '    """', "    return 1 < 2  # so"]
+    shown = Shown("sglang==0", "x", "", source={"where": "a.py:7", "first": 3, "line": 7, "lines": lines, "note": ""})
+    html = html_of(payload_of(*race, shown))
+    rows = re.findall(r"<tr.*?>.*?</tr>", html.partition('aria-label="Source"')[2].partition("</table>")[0])
+    texts = [unescape(re.sub("<.*?>", "", row)) for row in rows]
+    assert texts == [f"{number}{line}" for number, line in enumerate(lines, 3)]
+    assert 'class="here"' in rows[4]
+    assert '<span class="keyword">return</span>' in rows[4]
+    assert all('class="literal"' in row for row in rows[1:4])
+
+
+# ---- going through the events
+
+
+def playing(**fields: Any) -> dict[str, Any]:
+    """A recording of two passes and the iteration between them, in which request a reads a slot."""
+    steps = [
+        Step("host", "mark", "iteration 0"),
+        Step("host", "mark", "extend", who="a"),
+        Step("forward", "run", "extend", MODEL, number=5, n=1),
+        Step("host", "mark", "iteration 1"),
+        Step("host", "mark", END),
+    ]
+    empty: dict[str, Any] = {"slots": {}, "cells": {}, "owners": {}, "lists": {"free rows": 2}}
+    owned = {**empty, "slots": {"3": ["a", 0, "b@4", ""]}, "owners": {"a": [1, 1, 1, 0, 0]}}
+    return {
+        "steps": steps,
+        "states": [empty, empty, owned, {**empty, "lists": {"free rows": 1}}],
+        "unreadable": "",
+        "lives": {"a": [0, 1, "stop", False]},
+        "pool": {"slots": 9, "page_size": 1, "rows": 2},
+        "blamed": {},
+        "read": {},
+        **fields,
+    }
+
+
+TURNS = [{"rid": "a", "abort": -1}]
+
+
+def played(recording: dict[str, Any], **blamed: str) -> dict[str, Any]:
+    play = play_of(recording, recording["steps"], TURNS, blamed, [{"number": 0, "from": 0}, {"number": 1, "from": 4}])
+    assert play is not None
+    return play
+
+
+def test_an_event_has_what_users_did_and_what_it_changed() -> None:
+    play = played(playing())
+    assert [event["line"].split() for event in play["events"]] == [
+        *(["0", "iteration", "0", "arrives", "a"], ["1", "extend", "a"], ["2", "iteration", "1", "ended", "a"]),
+    ]
+    assert [event["column"] for event in play["events"]] == [0, 0, 4]
+    assert play["changes"][1] == {"slots": {"3": ["a", 0, "b@4", ""]}, "owners": {"a": [1, 1, 1, 0, 0]}}
+    assert play["changes"][2]["slots"] == {"3": None}
+
+
+def test_a_slot_that_was_read_with_other_content_is_wrong_in_the_event_of_the_read() -> None:
+    recording = playing(blamed={"s": [5]}, read={"s": [3, 0]})
+    play = played(recording, signature="s", who="a")
+    assert play["changes"][1]["slots"] == {"3": ["a", 0, "b@4", "a@0"]}
+
+
+@pytest.mark.parametrize(("rule", "where"), list(WRONG.items()))
+def test_the_field_or_list_that_a_rule_is_about_is_named(rule: str, where: tuple[str, str]) -> None:
+    assert rule in BY_ID
+    assert played(playing(), rule=rule, who="a")["wrong"] == {"kind": where[0], "name": where[1], "who": "a"}
+
+
+def test_without_states_there_is_nothing_to_go_through(race: tuple[SchedulerReplay, dict[str, Any]]) -> None:
+    recording = playing(states=[], unreadable="KeyError: 'x'")
+    assert play_of(recording, recording["steps"], TURNS, {}, []) is None
+    stored, answer = race
+    payload = payload_of(stored, {**answer, "recording": {**answer["recording"], "unreadable": "a reason"}}, HERE)
+    assert payload["play"] is None
+    assert "could not be read: a reason." in payload["notes"][-1]
+    assert 'id="player"' not in html_of(payload)
 
 
 def test_the_same_is_there_as_text(race: tuple[SchedulerReplay, dict[str, Any]]) -> None:

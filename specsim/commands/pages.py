@@ -64,7 +64,7 @@ def payload_of(
 
     tier = TIERS[stored.tier]
     mutant = stored.mutant if target == stored.target else ""
-    where = answer.get("where") or (stored.where if target == stored.target else "")
+    where = answer.get("where", stored.where if target == stored.target else "")
     shown = Shown(
         target=f"{target} with mutant {mutant}" if mutant else target,
         command=command(str(file), target, stored.target),

@@ -234,6 +234,8 @@ class Pools:
 
 MODEL, RESULT = "the model", "what the model returns"
 """Where the fake model does something."""
+END = "end"
+"""The mark behind the last thing of a run."""
 
 
 class Step(NamedTuple):
@@ -269,6 +271,8 @@ class Seen:
     `retracted` how many retractions there were, `evicted` how many slots left the tree, `rejected` requests
     `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
                 of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
+    `states`    then also the state before each step of kind "mark" (`specsim.tiers.states`); none, and why, where it
+                is `unreadable`
     """
 
     contents: list[WrongContent] = field(default_factory=list)
@@ -280,6 +284,8 @@ class Seen:
     steps: list[Step] = field(default_factory=list)
     content_at: list[int] = field(default_factory=list)
     device_at: list[tuple[int, ...]] = field(default_factory=list)
+    states: list[dict[str, dict[str, Any]]] = field(default_factory=list)
+    unreadable: str = ""
 
 
 class StartedScheduler(Protocol):

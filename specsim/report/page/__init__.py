@@ -20,7 +20,7 @@ A schedule also has
     links                [{from, to, kind}, ...] between events: "run" from a launch to its work, "result" from the work
                          to where the host takes it, "stale" where it comes too late, "silent" where no event says so
     order                [{event, text}, ...], the pair whose order matters; event null for one that the log lacks
-    changes              for each event what it changed of the state (`specsim.tiers.accounting.recording`)
+    changes              for each event what it changed of the state (`specsim.tiers.states`)
     trees                event -> draft trees of that verification
     launches             name -> {kind, requests}
     pool_slots, page_size, row_width, rows
@@ -40,6 +40,10 @@ A page of streams has what the host, the streams and the requests do over `colum
     pair                 [{mark, column, text}, ...]: the accesses that the finding is about
     requests             [{rid, text, from, to, end, abort, passes, wrong}, ...]: columns of its arrival, its end and
                          the abort that its user sent (-1 for none), why it ended ("" for not), [{at, kind}, ...]
+
+    play                 what a schedule has, for going through its events, or null; each event also has the `column`
+                         at which its iteration begins, and `wrong`, null or {kind, name, who}, is the "request" field
+                         or the "list" that the finding is about
 
 Texts are as a reader may see them: control characters, invisible ones and halves of surrogate pairs are spelled out,
 integers that JavaScript would round and floats that JSON lacks are texts.

@@ -32,13 +32,14 @@
   });
   const track = byId("track"), aim = byId("access1") || byId("access2") || byId("wrong");
   if (track && aim) track.scrollLeft = aim.getBBox().x + Math.min(aim.getBBox().width, track.clientWidth) / 2 - track.clientWidth / 2;
-  if (P.kind !== "schedule" || !P.events.length) return;
+  const S = P.play || P; // what a schedule has to go through its events
+  if (!S.events || !S.events.length) return;
 
   // States: what each event changed, applied to a copy of every 64th state.
 
   const FRAME = 64;
   const frames = [new Map()];
-  const last = P.events.length - 1;
+  const last = S.events.length - 1;
   const EMPTY = new Map();
 
   function apply(state, changes) {
@@ -56,24 +57,24 @@
   function before(count) { // the state before event `count`
     for (let at = frames.length; at * FRAME <= count; at++) {
       const state = copied(frames[at - 1]);
-      for (let n = (at - 1) * FRAME; n < at * FRAME; n++) apply(state, P.changes[n]);
+      for (let n = (at - 1) * FRAME; n < at * FRAME; n++) apply(state, S.changes[n]);
       frames.push(state);
     }
     const from = Math.floor(count / FRAME);
     const state = copied(frames[from]);
-    for (let n = from * FRAME; n < count; n++) apply(state, P.changes[n]);
+    for (let n = from * FRAME; n < count; n++) apply(state, S.changes[n]);
     return state;
   }
   const section = (state, name) => state.get(name) || EMPTY;
 
   // Owners, and what a slot is
 
-  const owners = [...P.requests];
-  for (const changes of P.changes)
+  const owners = [...S.requests];
+  for (const changes of S.changes)
     for (const name of Object.keys(changes.owners || {})) if (!owners.includes(name)) owners.push(name);
   const colour = (name) => "owner " + (owners.includes(name) ? "o" + (owners.indexOf(name) % 7) : "o7");
   const FREE = ["", -1, "", ""];
-  const hasTree = P.changes.some((changes) => "slots of the tree" in (changes.lists || {}));
+  const hasTree = S.changes.some((changes) => "slots of the tree" in (changes.lists || {}));
 
   function kindOf([owner, , holds, should]) {
     if (owner === "") return "free";
@@ -115,7 +116,7 @@
   const broken = new Map();
   for (const violation of P.violations) broken.set(violation.event, [...(broken.get(violation.event) || []), violation]);
   const goal = P.violations.length ? P.violations.find((v) => v.rule === P.finding.rule) || P.violations[0] : null;
-  const paired = new Set(P.order.map((item) => item.event).filter((event) => event !== null));
+  const paired = new Set(S.order.map((item) => item.event).filter((event) => event !== null));
   let now = -1;
   let timer = 0;
   let drawTimeline = null;
@@ -149,7 +150,7 @@
   const brokenHere = h("div", { class: "changes" });
   const changes = h("ul", { class: "changes" });
   const eventList = h("ol", { class: "events", "aria-label": "Events" },
-    ...P.events.map((event) => h("li", { class: (broken.has(event.number) ? "bad" : "") + (paired.has(event.number) ? " paired" : "") },
+    ...S.events.map((event) => h("li", { class: (broken.has(event.number) ? "bad" : "") + (paired.has(event.number) ? " paired" : "") },
       h("button", { type: "button", text: event.line, onclick: () => select(event.number) }))));
   const slotGrid = h("div", { class: "grid", role: "group", "aria-label": "KV slots" });
   const slotSaid = h("p", { class: "said", id: "slot-said" });
@@ -159,7 +160,7 @@
   const trees = h("div", { class: "trees" });
   const treePanel = panel("Draft trees", "wide", trees);
   const lists = h("dl", { class: "pairs" });
-  const hasMany = P.requests.length > 3;
+  const hasMany = S.requests.length > 3;
   const queues = panel("Queues and free lists", hasMany ? "late" : "", lists);
   const changePanel = panel("What this event changed", "changepanel", brokenHere, changes);
   const player = byId("player");
@@ -168,7 +169,7 @@
     h("div", { class: "state" },
       h("div", { class: "left" },
         changePanel,
-        panel(`Events, ${P.events.length}`, "late", eventList,
+        panel(`Events, ${S.events.length}`, "late", eventList,
           h("p", { class: "keyhelp" }, ...keyHelp())),
         hasMany ? queues : null),
       h("div", { class: "right" },
@@ -176,7 +177,7 @@
         panel("Rows of req_to_token", "wide", rulers),
         panel("Requests", hasMany ? "wide" : "", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Request fields" }, fields)),
         hasMany ? null : queues,
-        treePanel)));
+        Object.keys(S.trees).length ? treePanel : null)));
   player.hidden = false;
 
   function keyHelp() {
@@ -196,7 +197,7 @@
   // Slots
 
   const touched = new Set();
-  for (const each of P.changes) for (const slot of Object.keys(each.slots || {})) touched.add(Number(slot));
+  for (const each of S.changes) for (const slot of Object.keys(each.slots || {})) touched.add(Number(slot));
   const slotNumbers = [...touched].sort((a, b) => a - b);
   const slotCells = slotNumbers.map((slot, index) =>
     h("div", { class: "cell", tabindex: index ? -1 : 0, role: "img" },
@@ -207,8 +208,8 @@
     cell.addEventListener("click", () => cell.focus());
   });
   slotGrid.append(...slotCells);
-  const unused = P.pool_slots - slotNumbers.filter((slot) => slot > 0 && slot <= P.pool_slots).length;
-  slotNote.textContent = `The number in a cell is the position that it holds. ${P.pool_slots} slots in pages of ${P.page_size}` +
+  const unused = S.pool_slots - slotNumbers.filter((slot) => slot > 0 && slot <= S.pool_slots).length;
+  slotNote.textContent = `The number in a cell is the position that it holds. ${S.pool_slots} slots in pages of ${S.page_size}` +
     (unused > 0 ? `; the ${unused} that nobody ever had are left out.` : ".");
   let picked = -1;
   let slotsNow = EMPTY;
@@ -243,7 +244,7 @@
       const kind = kindOf(leaf);
       const isNew = !sameLeaf(leaf, old.get(String(slot)) || FREE);
       const cell = slotCells[index];
-      const start = P.page_size > 1 && slot % P.page_size === 0 ? " pagestart" : "";
+      const start = S.page_size > 1 && slot % S.page_size === 0 ? " pagestart" : "";
       cell.className = `cell ${kind} ${colour(leaf[0])}${isNew ? " changed" : ""}${start}${index === picked ? " picked" : ""}`;
       cell.childNodes[1].textContent = SIGNS[kind];
       cell.lastChild.data = leaf[1] >= 0 ? String(leaf[1]) : kind === "free" && leaf[2] ? "\u00b7" : "";
@@ -292,24 +293,29 @@
   // Requests
 
   const everUsed = new Set(["state", "prompt", "outputs"]);
-  for (const each of P.changes)
+  for (const each of S.changes)
     for (const [name, entries] of Object.entries(each))
       if (name.startsWith("request "))
         for (const [key, value] of Object.entries(entries))
           if (value && !(Array.isArray(value) && !value.length)) everUsed.add(key);
 
-  function fieldCell(key, value, old, isFirst) {
+  // What is wrong beside slots: a field of a request, or a list.
+  const isBlamed = (kind, name, who) => Boolean(S.wrong) && goal !== null && now >= goal.event &&
+    S.wrong.kind === kind && S.wrong.name === name && S.wrong.who === who;
+
+  function fieldCell(key, value, old, isFirst, rid) {
+    const isWrong = isBlamed("request", key, rid);
     const same = JSON.stringify(value) === JSON.stringify(old);
     if (key === "prompt" || key === "outputs") {
       const had = isFirst || same ? Infinity : Array.isArray(old) ? old.length : 0;
-      return h("td", null, ...(value || []).map((token, i) => h("span", { class: "token" + (i >= had ? " new" : ""), text: token })));
+      return h("td", { class: isWrong ? "wrong" : null }, ...(value || []).map((token, i) => h("span", { class: "token" + (i >= had ? " new" : ""), text: token })));
     }
-    if (same || isFirst) return h("td", { text: shown(value) });
-    return h("td", { class: "new" }, h("del", { text: shown(old) }), shown(value));
+    if (same || isFirst) return h("td", { class: isWrong ? "wrong" : null, text: shown(value) });
+    return h("td", { class: isWrong ? "new wrong" : "new" }, h("del", { text: shown(old) }), shown(value));
   }
 
   function drawRequests(was, is) {
-    const rids = P.requests.filter((rid) => section(is, `request ${rid}`).size);
+    const rids = S.requests.filter((rid) => section(is, `request ${rid}`).size);
     const keys = [...new Set(rids.flatMap((rid) => [...section(is, `request ${rid}`).keys()]))].filter((key) => everUsed.has(key));
     const lists = ["prompt", "outputs"];
     keys.sort((a, b) => lists.indexOf(a) - lists.indexOf(b));
@@ -318,7 +324,7 @@
       h("tbody", null, ...keys.map((key) => h("tr", null, h("th", { scope: "row", text: key }),
         ...rids.map((rid) => {
           const old = section(was, `request ${rid}`);
-          return fieldCell(key, section(is, `request ${rid}`).get(key), old.get(key), !old.size);
+          return fieldCell(key, section(is, `request ${rid}`).get(key), old.get(key), !old.size, rid);
         })))));
   }
 
@@ -329,7 +335,8 @@
     lists.replaceChildren(...[...section(is, "lists")].flatMap(([name, value]) => {
       const text = Array.isArray(value) ? value.join(" ") : String(value);
       const isNew = old.size && JSON.stringify(old.get(name)) !== JSON.stringify(value);
-      return [h("dt", { text: name }), h("dd", { class: isNew ? "new" : null, text: text === "" ? "\u2013" : text })];
+      const kinds = [isNew ? "new" : "", S.wrong && isBlamed("list", name, S.wrong.who) ? "wrong" : ""].join(" ").trim();
+      return [h("dt", { text: name }), h("dd", { class: kinds || null, text: text === "" ? "\u2013" : text })];
     }));
   }
 
@@ -394,7 +401,7 @@
           h("tbody", null, ...rows.map((cells) => h("tr", null, ...cells.map((text) => h("td", { text })))))))));
   }
 
-  const treeEvents = Object.keys(P.trees).map(Number).sort((a, b) => a - b);
+  const treeEvents = Object.keys(S.trees).map(Number).sort((a, b) => a - b);
   let treesOf = -2;
 
   function drawTrees() {
@@ -403,14 +410,14 @@
     if (found === treesOf) return;
     treesOf = found;
     const heading = treePanel.querySelector("h2");
-    heading.textContent = found < 0 ? "Draft trees" : `Draft trees of ${P.events[found].who || P.events[found].launch}, event ${found}`;
-    trees.replaceChildren(...(found < 0 ? [h("p", { class: "note", text: "No verification so far." })] : P.trees[found].map(treeOf)));
+    heading.textContent = found < 0 ? "Draft trees" : `Draft trees of ${S.events[found].who || S.events[found].launch}, event ${found}`;
+    trees.replaceChildren(...(found < 0 ? [h("p", { class: "note", text: "No verification so far." })] : S.trees[found].map(treeOf)));
   }
 
   // What an event changed, in words
 
   function drawChanges(was, is) {
-    const found = [], groups = new Map(), news = P.changes[now] || {};
+    const found = [], groups = new Map(), news = S.changes[now] || {};
     const old = section(was, "slots");
     for (const [slot, value] of Object.entries(news.slots || {})) {
       const leaf = value || FREE, past = old.get(slot) || FREE, kind = kindOf(leaf);
@@ -440,7 +447,7 @@
     for (const [name, value] of Object.entries(news.lists || {}))
       if (!["free list", "freed in the open group", "free rows"].includes(name) && queues.size)
         lines.push([name, `${shown(queues.get(name))} \u2192 ${shown(value)}`]);
-    for (const tree of P.trees[now] || []) lines.push([tree.rid, `${tree.path.length - 1} of ${tree.parents.length - 1} drafts accepted`]);
+    for (const tree of S.trees[now] || []) lines.push([tree.rid, `${tree.path.length - 1} of ${tree.parents.length - 1} drafts accepted`]);
     changes.replaceChildren(...lines.map(([what, text]) => h("li", null, h("b", { text: what }), " ", h("code", { text }))));
     if (!lines.length) changes.append(h("li", { text: "Nothing of what is shown here." }));
     const violations = broken.get(now) || [];
@@ -452,29 +459,29 @@
   // The timeline: only what is in view is drawn
 
   function timelinePanel() {
-    const lanes = [...P.agents, ...P.requests];
+    const lanes = [...S.agents, ...S.requests];
     const names = h("ul", { class: "lanes", "aria-hidden": "true" },
-      ...lanes.map((name, i) => h("li", { class: i < P.agents.length ? "agent" : colour(name), title: name, text: name })));
+      ...lanes.map((name, i) => h("li", { class: i < S.agents.length ? "agent" : colour(name), title: name, text: name })));
     const svg = s("svg", { "aria-hidden": "true" });
     const track = h("div", { class: "track" }, svg);
     const BRIEF = { prefill: "pf", resolve: "rs", retract: "rt", plan: "pl", penalize: "pn" };
-    const AGENT = 50, LANE = 34, TOP = 40, agents = P.agents.length;
-    const height = TOP + agents * AGENT + P.requests.length * LANE + 6;
+    const AGENT = 50, LANE = 34, TOP = 40, agents = S.agents.length;
+    const height = TOP + agents * AGENT + S.requests.length * LANE + 6;
     const extent = h("div", { class: "extent" });
     extent.style.setProperty("height", `${height}px`);
     track.append(extent);
     let COL = 84, HALF = 42;
     function measure() {
-      COL = P.events.length > 400 ? 26 : Math.max(84, Math.min(130, Math.floor(track.clientWidth / P.events.length)));
+      COL = S.events.length > 400 ? 26 : Math.max(84, Math.min(130, Math.floor(track.clientWidth / S.events.length)));
       HALF = COL / 2;
-      extent.style.setProperty("width", `${P.events.length * COL}px`);
+      extent.style.setProperty("width", `${S.events.length * COL}px`);
     }
     const x = (n) => n * COL + HALF;
     const y = (lane) => TOP + (lane < agents ? lane * AGENT + AGENT / 2 : agents * AGENT + (lane - agents) * LANE + LANE / 2);
-    const laneOf = (event) => Math.max(0, P.agents.indexOf(event.agent));
-    const lives = P.requests.map((rid) => {
+    const laneOf = (event) => Math.max(0, S.agents.indexOf(event.agent));
+    const lives = S.requests.map((rid) => {
       const found = [];
-      P.changes.forEach((each, n) => {
+      S.changes.forEach((each, n) => {
         const state = (each[`request ${rid}`] || {}).state;
         if (state !== undefined) { if (found.length) found[found.length - 1].to = n; found.push({ from: n, to: last + 1, state }); }
       });
@@ -482,7 +489,7 @@
     });
 
     function arrow(link, from) {
-      const a = P.events[link.from], b = P.events[link.to];
+      const a = S.events[link.from], b = S.events[link.to];
       const x1 = x(link.from) + 8 - from, x2 = x(link.to) - (link.kind === "silent" ? -HALF + 4 : 8) - from;
       const ya = y(laneOf(a)), yb = link.kind === "silent" ? y(0) : y(laneOf(b));
       const down = yb > ya, y1 = ya + (down ? 12 : -12), y2 = yb + (down ? -13 : link.kind === "silent" ? 4 : 13);
@@ -508,21 +515,21 @@
       lives.forEach((segments, i) => {
         for (const { from: a, to: b, state } of segments)
           if (isIn(a, b) && state !== "finished")
-            parts.push(s("line", { class: `life ${state} ${colour(P.requests[i])}`, x1: x(a) - from, x2: (b > last ? x(last) : x(b)) - from,
-              y1: y(P.agents.length + i), y2: y(P.agents.length + i) }));
+            parts.push(s("line", { class: `life ${state} ${colour(S.requests[i])}`, x1: x(a) - from, x2: (b > last ? x(last) : x(b)) - from,
+              y1: y(S.agents.length + i), y2: y(S.agents.length + i) }));
       });
-      for (const link of P.links) if (isIn(link.from, link.to)) parts.push(...arrow(link, from));
+      for (const link of S.links) if (isIn(link.from, link.to)) parts.push(...arrow(link, from));
       for (let n = first; n <= end; n++) {
-        const event = P.events[n], lane = laneOf(event);
+        const event = S.events[n], lane = laneOf(event);
         for (const rid of event.touches)
-          parts.push(s("circle", { class: `dot ${colour(rid)}`, cx: x(n) - from, cy: y(P.agents.length + P.requests.indexOf(rid)), r: COL > 40 ? 6 : 4 }));
+          parts.push(s("circle", { class: `dot ${colour(rid)}`, cx: x(n) - from, cy: y(S.agents.length + S.requests.indexOf(rid)), r: COL > 40 ? 6 : 4 }));
         const kind = broken.has(n) ? "violation" : paired.has(n) ? "paired" : "";
         const label = COL > 40 ? short(`${event.event} ${event.who}`.trim(), Math.floor(COL / 6.5)) : BRIEF[event.event] || event.event.slice(0, 2);
         parts.push(s("rect", { class: `pill ${kind}${n === now ? " now" : ""}`, x: n * COL + 2 - from, y: y(lane) - 12, width: COL - 4, height: 24, rx: 6 },
           s("title", { text: event.line.trim() })),
           s("text", { "text-anchor": "middle", x: x(n) - from, y: y(lane) + 4, text: label }));
       }
-      const ends = P.order.map((item) => item.event);
+      const ends = S.order.map((item) => item.event);
       if (ends.length === 2 && ends.every((event) => event !== null) && isIn(Math.min(...ends), Math.max(...ends))) {
         const [a, b] = ends.map((event) => x(event) - from), middle = Math.min(Math.max((a + b) / 2, 70), width - 70);
         parts.push(s("path", { class: "bridge", d: `M${a} 24V8H${b}V24` }), s("rect", { class: "column", x: middle - 44, y: 0, width: 88, height: 16 }),
@@ -557,11 +564,11 @@
     const old = now;
     now = next;
     const was = before(now), is = copied(was);
-    apply(is, P.changes[now]);
+    apply(is, S.changes[now]);
     slider.value = now;
-    slider.setAttribute("aria-valuetext", P.events[now].line.trim());
+    slider.setAttribute("aria-valuetext", S.events[now].line.trim());
     count.textContent = `${now} of ${last}`;
-    line.textContent = P.events[now].line.trim().replace(/^\d+ +/, "").replace(/ {3,}/g, "  ");
+    line.textContent = S.events[now].line.trim().replace(/^\d+ +/, "").replace(/ {3,}/g, "  ");
     nowline.className = "nowline" + (broken.has(now) ? " bad" : "");
     live.textContent = `event ${now}: ${line.textContent}` + (broken.has(now) ? `. Breaks ${broken.get(now).map((v) => v.rule_label).join(", ")}` : "");
     if (old >= 0) eventList.children[old].firstChild.removeAttribute("aria-current");
@@ -577,6 +584,7 @@
     drawTrees();
     drawChanges(was, is);
     drawTimeline();
+    if (track && S.events[now].column >= 0) track.scrollLeft = S.events[now].column * 116 - track.clientWidth / 3;
     try { history.replaceState(null, "", `#e${now}`); } catch { /* where a page may not say where it is */ }
     if (timer && now === last) setPlaying(false);
   }

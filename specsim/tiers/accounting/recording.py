@@ -1,17 +1,7 @@
 """What an engine's state is at each event of a schedule, for a page that goes through them.
 
-A state is sections of plain values, and what an event changed of it is all that is kept:
-
-    slots          slot -> [owner, position, what it holds, what it should hold]; not one that nobody ever had. The
-                   position is -1 behind the last of a page; "" is nothing, or for the last nothing yet
-    cells          "row,column" of `req_to_token` -> slot
-    owners         name -> [row, committed, allocated, protected, KVready]: who owns a row
-    lists          free slots and rows, who waits and runs, launches whose results the host has not taken
-    request RID    its fields; `prompt` and `outputs` are tokens
-
-An owner is a request, "session NAME", "tree"; "freed" for a slot of an open free group, "leaked" for one that is in
-nobody's hands and not free, "" for a free one. What a slot holds is named by the sequence whose fingerprint it is:
-"r0@4" is the KV of request r0 up to its position 4, "draft 2 of r0" that of a node which was not accepted.
+A state and what an event changed of it are as in `specsim.tiers.states`. A slot that nobody ever had is left out. The
+name of "draft 2 of r0" is that of the KV of a node which was not accepted.
 
 A draft tree has its request `rid`, the position `start` of its root, of each node `parents` (-1 for the root's),
 `tokens`, what the target says next (`targets`), `positions`, `masks` (a text of 0 and 1, a character for each node) and
@@ -24,7 +14,7 @@ Nothing of this touches a choice: the digest is that of a run without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from specsim.choices.chooser import Chooser
@@ -39,8 +29,7 @@ from specsim.engine.scalar_tree import Attention
 from specsim.engine.workload import Scenario
 from specsim.rules.checked_engine import checked_parts
 from specsim.rules.checker import Checker
-
-Sections = dict[str, dict[str, Any]]
+from specsim.tiers.states import Sections, changed, ranges
 
 # Events that are logged when they begin, and the calls that are the beginning of another one.
 _BEGINS = frozenset({"abort", "timeout", "drop", "finish", "resolve", "retract"})
@@ -309,26 +298,3 @@ class _Announced:
             return value(*arguments)
 
         return call
-
-
-def changed(before: Sections, now: Sections) -> Sections:
-    """What a state has that the one before it has not, section by section; None for what is gone."""
-    found: Sections = {}
-    for section in {**before, **now}:
-        was, is_now = before.get(section, {}), now.get(section, {})
-        news = {key: value for key, value in is_now.items() if key not in was or was[key] != value}
-        news |= {key: None for key in was if key not in is_now}
-        if news:
-            found[section] = news
-    return found
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in their order, runs of neighbours as FIRST-LAST."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -331,14 +331,21 @@ def answer_of(
         "workload": record.workload if record else {},
         "setup": record.setup if record else "",
         "events": list(record.events) if record else [],
-        "where": target.where,
+        "where": next((v.where for v in violations if v.signature == stored.signature), ""),
         "code": [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}],
         "ran": [list(function) for function in record.ran] if record else [],
         "violations": [{**plain_violation(violation), "signature": violation.signature} for violation in violations],
     }
     if records and record is not None:
-        blamed = {violation.signature: violation.at for violation in violations}
-        answer["recording"] = {"steps": record.steps, "lives": record.lives, "blamed": blamed}
+        answer["recording"] = {
+            "steps": record.steps,
+            "lives": record.lives,
+            "states": record.states,
+            "unreadable": record.unreadable,
+            "pool": {name: getattr(SETUPS[row_of(record.tape)], name) for name in ("slots", "page_size", "rows")},
+            "blamed": {violation.signature: violation.at for violation in violations},
+            "read": {v.signature: [v.slot, v.position] for v in violations if v.slot >= 0},
+        }
     return answer
 
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specsim.engines.real_scheduler import MODEL, RESULT, Step
+from specsim.engines.real_scheduler import END, MODEL, RESULT, Step
+from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.workload import turn_text
+from specsim.tiers.states import changed
 from specsim.tiers.tier import Answer, Page
 
 if TYPE_CHECKING:
     from specsim.replay_file import SchedulerReplay
-    from specsim.verdict import Rule
 
 HOST = "host"
 
 
-def page_of(stored: SchedulerReplay, answer: Answer, rules: Mapping[str, Rule]) -> Page:
-    """The page of a replay; with lanes where it was recorded. No line of the target's source is on it."""
+def page_of(stored: SchedulerReplay, answer: Answer) -> Page:
+    """The page of a replay; with lanes where it was recorded."""
     violations = [
-        {**v, "sentence": rules[v["rule"]].sentence, "title": v["part"], "event": None}
+        {**v, "sentence": rules.BY_ID[v["rule"]].sentence, "title": v["part"], "event": None}
         for v in answer.get("violations", ())
     ]
     blamed: Mapping[str, Any] = next((v for v in violations if stored.is_shown(v)), {})
@@ -38,14 +40,114 @@ def page_of(stored: SchedulerReplay, answer: Answer, rules: Mapping[str, Rule]) 
         ],
     }
     notes = list(blamed.get("details", ()))
-    parts = {"notes": notes, "tables": tables, "violations": violations, "source": None}
+    parts = {"notes": notes, "tables": tables, "violations": violations}
     recording = answer.get("recording")
     if not recording or not recording["steps"]:
         launches = [[str(number), line] for number, line in enumerate(answer.get("events", ()))]
         return Page("probe", blamed, {**parts, "tables": {**tables, "Launches": launches}})
     at = recording["blamed"].get(blamed.get("signature", ""), ())
-    lanes = Lanes([Step(*step) for step in recording["steps"]], at)
-    return Page("streams", blamed, {**parts, **lanes.plain(turns, recording["lives"], blamed.get("who", ""))})
+    steps = [Step(*step) for step in recording["steps"]]
+    lanes = Lanes(steps, at).plain(turns, recording["lives"], blamed.get("who", ""))
+    if recording["unreadable"]:
+        notes.append(f"What requests and slots were at each event could not be read: {recording['unreadable']}.")
+    play = play_of(recording, steps, turns, blamed, lanes["iterations"])
+    if play:
+        marks = [at for at, step in enumerate(steps) if step.kind == "mark"]
+        for violation in violations:
+            violation["event"] = _event_of(steps, marks[:-1], recording["blamed"].get(violation["signature"], ()))
+    return Page("streams", blamed, {**parts, **lanes, "play": play})
+
+
+# ---- the states
+
+
+WRONG: Mapping[str, tuple[str, str]] = {
+    rules.STALE_RESULT.id: ("request", "committed"),
+    rules.LENGTHS.id: ("request", "committed"),
+    rules.VISIBLE_OUTPUTS.id: ("request", "outputs"),
+    rules.ROW_OWNER.id: ("list", "free rows"),
+    rules.LEAK_AT_IDLE.id: ("list", "free slots"),
+    rules.FREE_SLOT.id: ("list", "free slots"),
+}
+"""What is red on the page of a rule, beside slots that hold what they should not."""
+
+
+def play_of(
+    recording: Mapping[str, Any],
+    steps: Sequence[Step],
+    turns: Sequence[Mapping[str, Any]],
+    blamed: Mapping[str, Any],
+    iterations: Sequence[Mapping[str, int]],
+) -> dict[str, Any] | None:
+    """What a page has to go through the events of a schedule: what users did and each pass; None where the states are
+    not known.
+    """
+    states = recording["states"]
+    marks = [at for at, step in enumerate(steps) if step.kind == "mark"]
+    if len(states) < 2 or len(states) != len(marks):
+        return None
+    # The state at a mark is what the event before it left.
+    changes = [changed(before, now) for before, now in pairwise(({}, *states[1:]))]
+    signature, who = blamed.get("signature", ""), blamed.get("who", "")
+    if signature in recording["read"]:
+        slot, position = recording["read"][signature]
+        event = _event_of(steps, marks[:-1], recording["blamed"][signature])
+        seen = (state["slots"].get(str(slot)) for state in (states[event + 1], states[event]))
+        held = next((leaf[2] for leaf in seen if leaf is not None), "")
+        changes[event].setdefault("slots", {})[str(slot)] = [who, position, held, f"{who}@{position}"]
+    kind, name = WRONG.get(blamed.get("rule", ""), ("", ""))
+    pool, columns = recording["pool"], {iteration["number"]: iteration["from"] for iteration in iterations}
+    return {
+        "agents": [HOST],
+        "requests": [turn["rid"] for turn in turns if turn["rid"] in recording["lives"]],
+        "events": list(_events(turns, recording["lives"], [steps[at] for at in marks[:-1]], columns)),
+        "changes": changes,
+        "links": [],
+        "order": [],
+        "trees": {},
+        "launches": {},
+        "pool_slots": pool["slots"],
+        "page_size": pool["page_size"],
+        "rows": pool["rows"],
+        "wrong": {"kind": kind, "name": name, "who": who} if kind else None,
+    }
+
+
+def _events(
+    turns: Sequence[Mapping[str, Any]], lives: Mapping[str, Any], marks: Sequence[Step], columns: Mapping[int, int]
+) -> Iterator[dict[str, Any]]:
+    """Each mark as an event: an iteration, with what users sent and saw then, or a pass of the model."""
+    sent = [turn for turn in turns if turn["rid"] in lives]
+    iteration = 0
+    for number, mark in enumerate(marks):
+        kind, who, details, touches = mark.what, mark.who, "", mark.who.split()
+        if mark.what.startswith("iteration "):
+            kind, _, who = mark.what.partition(" ")
+            iteration = int(who)
+            did = {
+                "arrives": [t["rid"] for t in sent if lives[t["rid"]][0] == iteration],
+                "abort of": [t["rid"] for t in sent if 0 <= t["abort"] == iteration - lives[t["rid"]][0]],
+                "ended": [t["rid"] for t in sent if lives[t["rid"]][1] == iteration],
+            }
+            details = ", ".join(f"{what} {' '.join(rids)}" for what, rids in did.items() if rids)
+            touches = list(dict.fromkeys(rid for rids in did.values() for rid in rids))
+        yield {
+            "number": number,
+            "agent": HOST,
+            "event": kind,
+            "who": who,
+            "details": details,
+            "line": f"{number:4}  {kind:9}  {who}  {details}".rstrip(),
+            "touches": touches,
+            "launch": "",
+            "column": columns.get(iteration, 0),
+        }
+
+
+def _event_of(steps: Sequence[Step], marks: Sequence[int], blamed: Sequence[int]) -> int:
+    """The event in which the operations to blame had run, the last one where none is."""
+    ran = [at for at, step in enumerate(steps) if step.number in blamed and step.kind in ("run", "access")]
+    return max(0, bisect_right(marks, max(ran)) - 1) if ran else len(marks) - 1
 
 
 @dataclass(slots=True)
@@ -104,7 +206,7 @@ class Lanes:
         self._is_new = True
         if step.what.startswith("iteration "):
             self._iterations[int(step.what.split()[1])] = len(self._columns)
-        else:
+        elif step.what != END:
             self._passes.append((len(self._columns), step.what, step.who))
 
     def _own(self, step: Step) -> int:

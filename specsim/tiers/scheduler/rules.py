@@ -71,7 +71,7 @@ def signature_of(rule: str, part: str) -> str:
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """A rule that a schedule breaks. `part` is what is to blame, without line numbers; `who` the request; `where` is
     FILE:LINE or ""; `harmless` says that no token was wrong; `at` are the operations
-    that are to blame, in a schedule that was recorded.
+    that are to blame, in a schedule that was recorded; `slot` of the full pool was read for `position`, -1 for none.
     """
 
     rule: str
@@ -83,6 +83,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     details: tuple[str, ...] = ()
     harmless: bool = False
     at: tuple[int, ...] = ()
+    slot: int = -1
+    position: int = -1
 
     @property
     def signature(self) -> str:

@@ -62,6 +62,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...] = ()
     steps: tuple[Step, ...] = ()
     lives: dict[str, Life] = {}
+    states: tuple[dict[str, dict[str, Any]], ...] = ()
+    unreadable: str = ""
     ran: tuple[Function, ...] = ()
 
 
@@ -109,13 +111,15 @@ def run_schedule(
         items=tuple(chooser.items),
         steps=tuple(started.seen.steps[:STEPS_MAX]),
         lives=_lives(users, started) if records else {},
+        states=tuple(started.seen.states),
+        unreadable=started.seen.unreadable,
         ran=started.functions_of(codes.values()),
     )
 
 
 def plain_violation(violation: Violation) -> dict[str, Any]:
     """As JSON takes it, without what only a recorded schedule has."""
-    return {name: value for name, value in msgspec.to_builtins(violation).items() if name != "at"}
+    return {n: value for n, value in msgspec.to_builtins(violation).items() if n not in ("at", "slot", "position")}
 
 
 def _lives(users: Users, started: StartedScheduler) -> dict[str, Life]:
@@ -154,6 +158,8 @@ def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool
             expected=f"the KV of the tokens up to position {content.position} of {content.length}",
             actual=f"{content.holds}, in slot {content.slot} of the {content.pool} pool, in {content.phase}",
             at=(at,) if at else (),
+            slot=content.slot if content.pool == "full" else -1,
+            position=content.position,
         )
         found.setdefault((violation.rule, violation.part), violation)
     wrong = is_wrong or bool(found)

@@ -146,7 +146,7 @@ class SchedulerTier:
     def page(self, stored: SchedulerReplay, target: str, answer: Answer) -> Page:
         from specsim.tiers.scheduler.page import page_of
 
-        return page_of(stored, answer, self.rules)
+        return page_of(stored, answer)
 
     def answers(self, request: Request) -> str:
         from specsim.tiers.messages import Weigh

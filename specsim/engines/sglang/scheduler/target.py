@@ -17,6 +17,7 @@ from specsim.choices.chooser import replayed
 from specsim.engines.packages import open_source
 from specsim.engines.probe import Broken
 from specsim.engines.real_scheduler import (
+    END,
     MODEL,
     RESULT,
     Answer,
@@ -316,15 +317,34 @@ class Started:
         self._log_launches()
         try:
             with self._recorded():
-                booted.run(lambda _booted, iteration: self._marked(script, iteration))
-                torch.cuda.synchronize()
+                try:
+                    booted.run(lambda _booted, iteration: self._marked(script, iteration))
+                    torch.cuda.synchronize()
+                finally:
+                    if self._recording is not None:
+                        self._mark(self._recording, END)
         finally:
             self._note()
 
     def _marked(self, script: Callable[[int], Sequence[Any] | None], iteration: int) -> Sequence[Any] | None:
         if self._recording is not None:
-            self._recording.mark(f"iteration {iteration}")
+            self._mark(self._recording, f"iteration {iteration}")
         return script(iteration)
+
+    def _mark(self, recording: Recording, text: str, who: str = "") -> None:
+        """Something begins: note it, and what the state is before it."""
+        from specsim.engines.sglang.scheduler.states import sections
+
+        is_settled = not any(stream.queue for stream in self._device.streams)
+        if not self._seen.unreadable:
+            try:
+                self._seen.states.append(
+                    sections(self._booted, _number, _reason, is_settled=is_settled, launching=who.split())
+                )
+            except Exception as error:  # of a release that keeps it otherwise: what it does is no finding
+                self._seen.unreadable = described(error)
+                self._seen.states.clear()
+        recording.mark(text, who)
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -369,7 +389,7 @@ class Started:
             rids = " ".join(str(request.rid) for request in batch.reqs)
             lines.append(f"{self._booted.iteration:4}  {kind:6}  {rids}")
             if self._recording is not None:
-                self._recording.mark(kind, rids)
+                self._mark(self._recording, kind, rids)
             return forward(batch, *arguments, **named)
 
         worker.forward_batch_generation = noted
