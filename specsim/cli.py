@@ -339,12 +339,18 @@ def bench(
 for command in (
     explain_command.explain,
     *(replay_files.pin, replay_files.shrink, bisect.bisect, lossless.lossless),
-    *(model.explore, model.mutants, model.sweep, fuzz.fuzz),
+    *(model.explore, model.mutants, fuzz.fuzz),
 ):
     app.command(cls=Command)(command)
 app.command(cls=Command)(template.template)
 app.command(cls=Command)(doctor_command.doctor)
-app.command(name="compile", cls=Command)(model.compile_simulator)
+developers = typer.Typer(
+    name="dev", help="What only developers of specsim need.", no_args_is_help=True, rich_markup_mode=None, cls=Group
+)
+developers.command(cls=check.DevelopersCheckCommand)(check.check)
+developers.command(cls=Command)(model.sweep)
+developers.command(name="compile", cls=Command)(model.compile_simulator)
+app.add_typer(developers)
 
 
 OPEN_FILES_MIN = 64  # of a command: pipes of two children, a store and its journal, what Python imports

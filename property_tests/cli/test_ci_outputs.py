@@ -273,7 +273,7 @@ def test_what_could_not_be_checked_here_is_not_gone() -> None:
 
 
 def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -> None:
-    arguments = ("check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
+    arguments = ("dev", "check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
     written = specsim(tmp_path, *arguments, "--baseline", "base.json", "--update-baseline", "--no-shrink")
     assert written.returncode == 0, written.stderr
     assert written.stdout.splitlines()[-1] == "written: 1 finding in the baseline base.json"
@@ -342,7 +342,7 @@ def test_what_is_wrong_with_a_baseline_is_said_before_anything_is_checked(
 
 
 def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) -> None:
-    arguments = ("check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
+    arguments = ("dev", "check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
     ended = specsim(tmp_path, *arguments, "--baseline", "model", "--json", "v.json", "--github", "--no-shrink")
     assert (ended.returncode, "1 new finding, 0 known from model" in ended.stdout) == (1, True), ended.stderr
     assert "::error title=session-claim (I53)" in ended.stdout

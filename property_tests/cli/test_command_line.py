@@ -35,7 +35,9 @@ from specsim.report.terminal import print_replay
 from specsim.tiers.accounting.schedules import SimulationResult, simulate
 from specsim.verdict import Finding, Severity, Suite, Verdict
 
-COMMANDS: dict[str, Any] = getattr(get_command(app), "commands")  # noqa: B009 - a click group, which typer does not type
+_GROUP: Any = get_command(app)
+COMMANDS: dict[str, Any] = {**_GROUP.commands, **_GROUP.commands["dev"].commands, "check": _GROUP.commands["check"]}
+del COMMANDS["dev"]
 HOSTILE = """
     import pathlib
     import time
@@ -107,7 +109,8 @@ def test_a_time_without_end_is_refused(option: str, seconds: str, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    "arguments", [["doctor"], ["pin", "x.json"], ["targets"], ["compile"], ["explore"], ["template", "build_tree"]]
+    "arguments",
+    [["doctor"], ["pin", "x.json"], ["targets"], ["dev", "compile"], ["explore"], ["template", "build_tree"]],
 )
 def test_a_seed_is_a_number_or_a_commit_hash_where_nothing_is_drawn_too(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -471,8 +474,8 @@ def test_doctor_believes_torch_when_it_can_be_imported() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("check", "--only", "accounting", "--schedules", "1", "--strategy", "coverage"), 0, "runs swarm"),
-        (("check", "--only", "accounting", "--schedules", "1", "--strategy", "portfolio"), 0, "runs swarm"),
+        (("dev", "check", "--only", "accounting", "--schedules", "1", "--strategy", "coverage"), 0, "runs swarm"),
+        (("dev", "check", "--only", "accounting", "--schedules", "1", "--strategy", "portfolio"), 0, "runs swarm"),
         (("mutants", "A09", "--seeds", "1", "--strategy", "coverage"), 0, "runs swarm"),
         (("fuzz", "--again", "0:1", "--strategy", "coverage=2"), 0, "runs swarm"),
         (("fuzz", "--again", "0:1", "--only", "accounting", "--corpus", "shared"), 2, "--corpus"),

@@ -81,6 +81,22 @@ def test_the_examples_of_check_are_command_lines_that_it_takes(
         assert {text for text in arguments if text.startswith("-")} <= options
 
 
+@pytest.mark.parametrize(
+    "option", ["--mutant", "--canary", "--kernels", "--strategy", "--pin", "--write", "--one-core"]
+)
+def test_an_option_of_developers_is_named_where_it_is(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = [] if option in ("--canary", "--one-core") else ["x"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", "model", option, *value])
+    said = capsys.readouterr().err
+    assert f"specsim check has no option {option}" in said
+    assert f"specsim dev check {option}" in said
+    for command, shown in ((["check"], False), (["dev", "check"], True)):
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, "--help"])
+        assert (f"{option} " in capsys.readouterr().out) is shown
+
+
 def test_help_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom specsim.cli import main\n"
@@ -105,8 +121,8 @@ def test_help_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
         (["check", "vlm@."], "vllm@."),
         (["check", "modle"], "model"),
         (["check", "--only", "acounting"], "accounting"),
-        (["check", "--strategy", "swram"], "swarm"),
-        (["check", "--mutant", "A02-finish"], "A02-finished"),
+        (["dev", "check", "--strategy", "swram"], "swarm"),
+        (["dev", "check", "--mutant", "A02-finish"], "A02-finished"),
         (["mutants", "A02-finish"], "A02-finished"),
         (["mutants", "--without", "I332"], "I32 or I33"),
         (["template", "alloc_extent"], "alloc_extend"),

@@ -85,7 +85,7 @@ COMMANDS = {
     "pin": ["pin", "x.json"],
     "bisect": ["bisect", "x.json", "--good", "0", "--bad", "1"],
     "baseline": ["check", "--baseline", "x.json"],
-    "counts": ["check", "--only", "ops:row_argmax", "--bulk", "--write", "x.json", "--budget-seconds", "1"],
+    "counts": ["dev", "check", "--only", "ops:row_argmax", "--bulk", "--write", "x.json", "--budget-seconds", "1"],
 }
 
 

@@ -120,7 +120,7 @@ def test_a_target_that_cannot_be_checked_costs_its_own_column(tmp_path: Path) ->
     (tmp_path / "mine.py").write_text("import os\nprovider = {}\n")
     (tmp_path / "dying.py").write_text("import os\nos.abort()\n")
     arguments = ("mine:provider", "dying:provider", "missing:provider", "--only", "ops", "--cases", "1", "--jobs", "2")
-    ended = specsim(tmp_path, "check", *arguments, "--json", "m.json", "--write", "page.md")
+    ended = specsim(tmp_path, "dev", "check", *arguments, "--json", "m.json", "--write", "page.md")
     assert ended.returncode == 125, ended.stderr
     data = json.loads((tmp_path / "m.json").read_text())
     assert data["format"] == "specsim.matrix/1"
@@ -145,7 +145,7 @@ def test_what_the_triage_list_has_in_a_release_is_not_clean_there() -> None:
     [
         (["check", f"sglang=={RELEASES[1]}..{RELEASES[0]}"], "runs from newer to older"),
         (["check", "sglang@."], "sglang@. is not SGLang"),
-        (["check", "model", "mine:p", "--mutant", "A01"], "--mutant with several targets"),
+        (["dev", "check", "model", "mine:p", "--mutant", "A01"], "--mutant with several targets"),
         (["targets", "model"], "nothing to lift from"),
         (["targets", "sglang@."], "sglang@. is not SGLang"),
         (["targets", "--write", "x.json"], "--write without releases"),
@@ -226,7 +226,7 @@ def rows_of_page() -> list[list[str]]:
 def test_the_committed_page_has_every_release_and_names_its_command() -> None:
     columns, *rows = rows_of_page()
     assert columns == ["finding", *RELEASES]
-    assert f"$ specsim check sglang=={RELEASES[0]}..{RELEASES[-1]}" in PAGE.read_text(encoding="utf-8")
+    assert f"$ specsim dev check sglang=={RELEASES[0]}..{RELEASES[-1]}" in PAGE.read_text(encoding="utf-8")
     assert {len(row) for row in rows} == {len(columns)}
 
 

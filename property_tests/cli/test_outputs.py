@@ -17,7 +17,7 @@ import pytest
 from property_tests.support.command_line import specsim
 from property_tests.support.special_files import device, full_disk
 from specsim import files
-from specsim.cli import app, main
+from specsim.cli import app, developers, main
 from specsim.commands import pages
 from specsim.commands.ignored_options import ALL, IGNORED
 from specsim.commands.invocation import _note_file, _note_folder
@@ -56,7 +56,10 @@ def options_of(command: Any) -> dict[str, Any]:
 
 
 def commands() -> dict[str, Callable[..., Any]]:
-    return {each.name or each.callback.__name__: each.callback for each in app.registered_commands if each.callback}
+    """Every command by its words; `check` as its developers have it."""
+    every = [(each, "") for each in app.registered_commands] + [(e, "dev ") for e in developers.registered_commands]
+    named = {f"{group}{each.name or each.callback.__name__}": each.callback for each, group in every if each.callback}
+    return {name: callback for name, callback in named.items() if name != "check"}
 
 
 def outputs() -> list[tuple[str, str, bool]]:
@@ -97,7 +100,7 @@ def test_every_output_is_tried_before_the_work(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (here / "file").write_text("")
-    arguments = [command, *MORE.get((command, option), ARGUMENTS.get(command, ()))]
+    arguments = [*command.split(), *MORE.get((command, option), ARGUMENTS.get(command, ()))]
     code, said = refused(capsys, *arguments, option, "file/x")
     assert code == 2
     assert said.startswith(f"specsim: {option} file/x: ")
@@ -144,7 +147,7 @@ def test_dev_stdout_is_standard_output_too(tmp_path: Path, capsys: pytest.Captur
         (["template", "fill_bonus_tokens", "--json", "-"], "{\n"),
         (["explore", "one-request", "--json", "-"], "{\n"),
         (["mutants", "A01", "--seeds", "1", "--schedules", "200", "--json", "-"], "{\n"),
-        (["sweep", "--schedules", "5", "--jobs", "1", "--write", "-"], "{\n"),
+        (["dev", "sweep", "--schedules", "5", "--jobs", "1", "--write", "-"], "{\n"),
     ],
 )
 def test_every_output_can_be_a_dash(
@@ -236,7 +239,7 @@ def test_findings_are_printed_and_the_rest_is_saved_when_an_output_is_full(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(full))
     options = ["--mutant", "A01", "--schedules", "15", "--no-shrink", "--out", "found"]
     with pytest.raises(SystemExit) as ended:
-        main(["check", "model", *options, "--json", str(full), "--junit", "j.xml", "--sarif", "s.json"])
+        main(["dev", "check", "model", *options, "--json", str(full), "--junit", "j.xml", "--sarif", "s.json"])
     shown = capsys.readouterr()
     assert ended.value.code == 2
     assert "fail: 1 finding" in shown.out
@@ -254,7 +257,7 @@ def test_findings_are_printed_when_the_disk_has_no_room_for_their_replays(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with full_disk(1000), pytest.raises(SystemExit) as ended:
-        main(["check", "model", "--mutant", "A01", "--schedules", "15", "--no-shrink"])
+        main(["dev", "check", "model", "--mutant", "A01", "--schedules", "15", "--no-shrink"])
     shown = capsys.readouterr()
     assert ended.value.code == 2
     assert "fail: 1 finding" in shown.out
@@ -435,14 +438,14 @@ def test_a_report_goes_on_when_a_page_cannot_be_written(
 # No option is ignored
 
 BESIDE: Sequence[tuple[str, Sequence[str], str]] = [
-    ("check", ["--canary", "--json", "x"], "--json with --canary"),
-    ("check", ["--canary", "--no-shrink"], "--no-shrink with --canary"),
+    ("dev", ["check", "--canary", "--json", "x"], "--json with --canary"),
+    ("dev", ["check", "--canary", "--no-shrink"], "--no-shrink with --canary"),
     ("check", ["model", "--only", "ops:row_argmax", "--schedules", "3"], "--schedules with --only ops:row_argmax"),
-    ("check", ["--provider", "a:b", "--mutant", "A01"], "--mutant with --provider"),
+    ("dev", ["check", "--provider", "a:b", "--mutant", "A01"], "--mutant with --provider"),
     ("check", ["model", "--only", "workers", "--device", "cpu"], "--device with --only workers"),
     ("check", ["model", "--only", "accounting", "--cases", "3"], "--cases with --only accounting"),
-    ("check", ["model", "--mutant", "A01", "--cases", "3"], "--cases with --mutant"),
-    ("check", ["model", "--mutant", "A01", "--no-known"], "--no-known with --mutant"),
+    ("dev", ["check", "model", "--mutant", "A01", "--cases", "3"], "--cases with --mutant"),
+    ("dev", ["check", "model", "--mutant", "A01", "--no-known"], "--no-known with --mutant"),
     ("check", ["model", "--no-shrink", "--attempts", "3"], "--attempts with --no-shrink"),
     ("check", ["model", "--only", "ops", "--bulk", "--no-shrink"], "--no-shrink with --bulk"),
     ("check", ["model", "--jobs", "2"], "--jobs with one target"),
@@ -484,8 +487,9 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 
 def test_the_table_of_ignored_options_names_options_that_are_there() -> None:
+    by_name = {words.split()[-1]: callback for words, callback in commands().items()}
     for command, rules in IGNORED.items():
-        known = set(options_of(commands()[command]))
+        known = set(options_of(by_name[command]))
         for rule in rules:
             assert rule.names == ALL or set(rule.names) <= known, command
             assert set(rule.kept) <= known, command

@@ -20,7 +20,7 @@ from specsim.commands.project import KEYS, settings_of
 from specsim.errors import UsageError
 from specsim.findings import matrix
 
-CHECK = getattr(get_command(app), "commands")["check"]  # noqa: B009 - a click group, which typer does not type
+CHECK = getattr(get_command(app), "commands")["dev"].commands["check"]  # noqa: B009 - a click group, which typer does not type
 Values = Callable[..., dict[str, Any]]
 TABLE = """
     [tool.specsim]

@@ -79,7 +79,7 @@ def test_a_wrong_kernel_is_found_by_the_rule_of_content(kernels: str) -> None:
 @pytest.mark.slow
 def test_the_command_finds_it_and_its_replay_uses_the_same_kernel(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
-    arguments = ("check", "model", "--only", "accounting", "--schedules", "60", "--kernels", f"{HERE}:LAZY")
+    arguments = ("dev", "check", "model", "--only", "accounting", "--schedules", "60", "--kernels", f"{HERE}:LAZY")
     ended = specsim(tmp_path, *arguments, "--json", "verdict.json", PYTHONPATH=root)
     assert ended.returncode == 1, ended.stderr
     (finding,) = json.loads((tmp_path / "verdict.json").read_text())["findings"]
@@ -102,5 +102,5 @@ def test_a_provider_without_the_operation_is_refused() -> None:
 
 
 def test_only_the_model_has_a_place_for_kernels(tmp_path: Path) -> None:
-    ended = specsim(tmp_path, "check", f"{HERE}:RIGHT", "--kernels", "reference")
+    ended = specsim(tmp_path, "dev", "check", f"{HERE}:RIGHT", "--kernels", "reference")
     assert (ended.returncode, "check model --kernels" in ended.stderr) == (2, True)

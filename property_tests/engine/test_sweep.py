@@ -152,7 +152,9 @@ def test_what_was_counted_before_the_end_is_kept(how: Any, ended: str) -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_what_it_counted(tmp_path: Path) -> None:
-    ended = specsim(tmp_path, "sweep", "--schedules", "40", "--seed", "5", "--jobs", "2", "--write", "counts.json")
+    ended = specsim(
+        tmp_path, "dev", "sweep", "--schedules", "40", "--seed", "5", "--jobs", "2", "--write", "counts.json"
+    )
     assert ended.returncode == 0, ended.stderr
     data = json.loads((tmp_path / "counts.json").read_text())
     assert (data["complete"], data["counted"], data["schedules"], data["findings"]) == (True, [[0, 40]], 40, {})
@@ -163,4 +165,4 @@ def test_the_command_writes_what_it_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--schedules", "0"], ["--jobs", "0"], ["--seed", "x"]])
 def test_bad_input_is_refused(tmp_path: Path, arguments: list[str]) -> None:
-    assert specsim(tmp_path, "sweep", *arguments).returncode == 2
+    assert specsim(tmp_path, "dev", "sweep", *arguments).returncode == 2

@@ -139,7 +139,7 @@ def test_one_operation_is_checked_in_bulk_and_counted(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.chdir(tmp_path)
     options = ["--bulk", "--cases", "30", "--device", "cpu", "--out", "found", "--write", "counts.json"]
-    ended = CliRunner().invoke(app, ["check", "right:right", "--only", "ops:fill_bonus_tokens", *options])
+    ended = CliRunner().invoke(app, ["dev", "check", "right:right", "--only", "ops:fill_bonus_tokens", *options])
     assert ended.exit_code == 0, ended.output
     counted = json.loads((tmp_path / "counts.json").read_text())
     assert counted["operations"] == {"fill_bonus_tokens": 30}

@@ -136,7 +136,7 @@ def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch:
     (entry, *_more) = simulator.compared({"requests": 2, "tokens": 20}, "point", 2, 20)
     in_python, compiled = entry["peers"]
     assert in_python["median"] > 0
-    assert compiled["not_run"] == "nothing is compiled: run specsim compile"
+    assert compiled["not_run"] == "nothing is compiled: run specsim dev compile"
 
 
 def test_checking_in_bulk_is_timed_whole_and_by_parts() -> None:

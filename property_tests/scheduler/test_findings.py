@@ -123,7 +123,7 @@ def test_a_finding_is_of_short_requests(checked: tuple[dict[str, Any], dict[str,
 
 
 def test_a_mutant_that_there_is_not_is_refused_with_the_list() -> None:
-    ended = specsim("check", f"sglang=={VERSION}", "--only", "scheduler", "--mutant", "P99")
+    ended = specsim("dev", "check", f"sglang=={VERSION}", "--only", "scheduler", "--mutant", "P99")
     assert ended.returncode == 2
     assert "there is no planted defect 'P99'" in ended.stderr
     assert all(defect in ended.stderr for defect in planted())
@@ -131,7 +131,7 @@ def test_a_mutant_that_there_is_not_is_refused_with_the_list() -> None:
 
 def test_a_mutant_of_another_release_is_refused_with_the_hash(release: Callable[[str], SourceTree]) -> None:
     release(NEWEST)
-    ended = specsim("check", f"sglang=={NEWEST}", "--only", "scheduler", "--mutant", "P07", "--schedules", "1")
+    ended = specsim("dev", "check", f"sglang=={NEWEST}", "--only", "scheduler", "--mutant", "P07", "--schedules", "1")
     assert ended.returncode == 2
     defect = planted()["P07"]
     assert f"P07 is for another {defect.function}" in ended.stderr
@@ -144,7 +144,7 @@ def test_a_mutant_of_a_releases_source_is_found_and_its_replay_says_so(
     release(VERSION)
     out, page = tmp_path / "verdict.json", tmp_path / "page.html"
     limits = ("--schedules", "1", "--attempts", "20", "--json", out, "--out", tmp_path / "found")
-    ended = specsim("check", f"sglang=={VERSION}", "--only", "scheduler", "--mutant", "P07", *limits)
+    ended = specsim("dev", "check", f"sglang=={VERSION}", "--only", "scheduler", "--mutant", "P07", *limits)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     verdict = json.loads(out.read_text())
     assert verdict["target"] == f"sglang=={VERSION} with mutant P07"

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def verdict_of(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
-    specsim(folder, "check", *arguments, "--only", "accounting", "--json", "verdict.json", **environment)
+    specsim(folder, "dev", "check", *arguments, "--only", "accounting", "--json", "verdict.json", **environment)
     data: dict[str, Any] = json.loads((folder / "verdict.json").read_text())
     return data
 
@@ -118,8 +118,8 @@ def test_any_tape_is_valid(folder: Path, stored: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["check", "model", "--mutant", "Z99"], "there is no mutant 'Z99'"),
-        (["check", "sglang@.", "--mutant", "A01"], "--mutant A01 with sglang@."),
+        (["dev", "check", "model", "--mutant", "Z99"], "there is no mutant 'Z99'"),
+        (["dev", "check", "sglang@.", "--mutant", "A01"], "--mutant A01 with sglang@."),
         (["shrink", "absent.json"], "cannot read absent.json"),
         (["shrink", "calm.json"], "does not show accounting:I53:short:session save"),
     ],

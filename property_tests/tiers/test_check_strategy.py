@@ -13,7 +13,7 @@ from specsim.choices.search_strategies import STRATEGIES
 
 
 def check(folder: Path, *arguments: str) -> dict[str, Any]:
-    ended = specsim(folder, "check", *arguments, "--only", "accounting", "--json", "verdict.json")
+    ended = specsim(folder, "dev", "check", *arguments, "--only", "accounting", "--json", "verdict.json")
     assert ended.returncode in (0, 1), ended.stderr
     data: dict[str, Any] = json.loads((folder / "verdict.json").read_text())
     return data
@@ -75,5 +75,5 @@ def test_a_schedule_that_takes_its_process_with_it_is_named_also_when_its_strate
 
 
 def test_a_strategy_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    ended = specsim(tmp_path, "check", "--strategy", "luck")
+    ended = specsim(tmp_path, "dev", "check", "--strategy", "luck")
     assert (ended.returncode, "--strategy 'luck' is unknown" in ended.stderr) == (2, True)

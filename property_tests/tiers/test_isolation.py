@@ -462,7 +462,13 @@ def test_no_more_processes_are_started_than_a_multiple_of_the_cores(
     assert limits.allowed_jobs(None) == limits.cores()
     most = limits.JOBS_A_CORE * limits.cores()
     assert limits.allowed_jobs(most) == most
-    commands = (["check", "model", "a:b"], ["fuzz", "model"], ["sweep"], ["mutants"], ["mutants", "--only", "ops"])
+    commands = (
+        ["check", "model", "a:b"],
+        ["fuzz", "model"],
+        ["dev", "sweep"],
+        ["mutants"],
+        ["mutants", "--only", "ops"],
+    )
     for command in commands:
         with pytest.raises(SystemExit) as ended:
             main([*command, "--jobs", str(most + 1)])

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("findings")
     (folder / "mine.py").write_text("\n".join(line[4:] for line in WRONG.splitlines()))
     specsim(folder, "check", "mine:provider", "--cases", "5", "--device", "cpu", "--out", "case")
-    specsim(folder, "check", "--mutant", "A02-finished", "--schedules", "40", "--out", "schedule")
+    specsim(folder, "dev", "check", "--mutant", "A02-finished", "--schedules", "40", "--out", "schedule")
     return folder
 
 
@@ -193,7 +193,7 @@ def vars_of(stored: Any) -> dict[str, Any]:
         (["pin", "{schedule}", "--out", "mine.py"], "not a file that pytest collects"),
         (["pin", "{schedule}", "--out", "test_there.py"], "test_there.py is there already"),
         (["pin", "{schedule}", "--target", "tensorrt==1.0"], "tensorrt==1.0"),
-        (["check", "mine:provider", "--canary"], "--canary with mine:provider"),
+        (["dev", "check", "mine:provider", "--canary"], "--canary with mine:provider"),
     ],
 )
 def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, arguments: list[str], words: str) -> None:
@@ -337,7 +337,7 @@ def test_a_file_without_the_newer_fields_is_read(folder: Path) -> None:
 
 
 def test_a_finding_names_the_pair_whose_order_matters_in_report_and_file(folder: Path) -> None:
-    ended = specsim(folder, "check", "--mutant", "A02-finished", "--schedules", "40", "--json", "v.json")
+    ended = specsim(folder, "dev", "check", "--mutant", "A02-finished", "--schedules", "40", "--json", "v.json")
     finding = json.loads((folder / "v.json").read_text())["findings"][0]
     assert finding["order"] == ["event 4: host launch V1 r0", "event 6: host finish r0 1 of 1 outputs"]
     assert "event 4: host launch V1 r0" in ended.stdout
@@ -362,7 +362,7 @@ def test_the_canary_is_found_and_a_blind_simulator_is_noticed(
 
 
 def test_continuous_integration_runs_the_canary() -> None:
-    assert "check model --canary" in (ROOT / ".ci" / "run").read_text()
+    assert "dev check model --canary" in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.mark.slow
@@ -370,7 +370,7 @@ def test_a_finding_and_its_smallest_schedule_are_the_same_under_every_hash_seed(
     written = []
     for hash_seed in ("1", "2"):
         arguments = ["--mutant", "A02-retracted", "--schedules", "100", "--out", hash_seed]
-        ended = specsim(tmp_path, "check", *arguments, PYTHONHASHSEED=hash_seed)
+        ended = specsim(tmp_path, "dev", "check", *arguments, PYTHONHASHSEED=hash_seed)
         assert ended.returncode == 1, ended.stderr
         written.append({path.name: path.read_bytes() for path in (tmp_path / hash_seed).iterdir()})
     assert written[0] == written[1]

@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("changes")
     (folder / "flaky.py").write_text(FLAKY)
     specsim(folder, "check", "flaky:extension", "--only", "accounting", "--schedules", "10", "--out", "broken")
-    specsim(folder, "check", "--mutant", "A02-finished", "--schedules", "40", "--out", "found")
+    specsim(folder, "dev", "check", "--mutant", "A02-finished", "--schedules", "40", "--out", "found")
     return folder
 
 

@@ -43,7 +43,7 @@ def compared(shape: dict[str, int | str], measure: str, *arguments: object) -> l
     """Both simulators side by side, an entry for each unit that is measured."""
     question = json.dumps({"measure": measure, "arguments": arguments})
     plain = _asked(question, "0")
-    why = None if find_build(open_cache()) else "nothing is compiled: run specsim compile"
+    why = None if find_build(open_cache()) else "nothing is compiled: run specsim dev compile"
     compiled = None if why else _asked(question, "1")
     entries = []
     for unit, median in plain.items():

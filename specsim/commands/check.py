@@ -33,8 +33,10 @@ from specsim.verdict import FAILS_BY_DEFAULT
 
 
 class CheckCommand(Command):
-    """`check`, whose options are too many for one list."""
+    """`check`, whose options are too many for one list. Those of `developers` are of `specsim dev check` alone."""
 
+    developers: ClassVar[Sequence[str]] = ("canary", "mutant", "kernels", "strategy", "write", "pin_to", "one_core")
+    is_of_developers: ClassVar[bool] = False
     groups: ClassVar[Mapping[str, Sequence[str]]] = {
         "What is checked": ("provider", "only", "worker", "fixtures", "use_fixtures", "kernels", "mutant", "canary"),
         "How much": ("budget_seconds", "cases", "schedules", "attempts", "shrinks", "ci", "seed", "strategy", "bulk"),
@@ -51,16 +53,34 @@ class CheckCommand(Command):
         ("specsim check mine:provider --only ops:alloc_extend --fail-on wrong-result", "One function of your own"),
     )
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for parameter in self.params:
+            if parameter.name in self.developers and not self.is_of_developers:
+                setattr(parameter, "hidden", True)  # noqa: B010 - typer does not type its classes
+
     def defaults(self, args: list[str]) -> dict[str, Any]:
         """The settings of the project in which the command runs."""
         return {} if "--isolated" in args else settings_of(Path.cwd())
 
     def settle(self, context: Any) -> None:
         """Leave out settings of the project that do not go with the command line."""
+        for parameter in self.params if not self.is_of_developers else ():
+            source = context.get_parameter_source(parameter.name)
+            if parameter.name in self.developers and source is not None and source.name == "COMMANDLINE":
+                option = parameter.opts[0]
+                raise UsageError(f"specsim check has no option {option}", f"it is one of specsim dev check {option}")
         sources = {name: context.get_parameter_source(name) for name in KEYS.values()}
         from_project = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT_MAP"}
         if from_project:
             leave_out(context.params, from_project)
+
+
+class DevelopersCheckCommand(CheckCommand):
+    """`dev check`, with every option."""
+
+    is_of_developers = True
+    examples: ClassVar[Sequence[tuple[str, str]]] = ()
 
 
 @skipping
@@ -274,7 +294,7 @@ def check(
             for option in (name for name, value in of_a_verdict.items() if value):
                 raise UsageError(f"{option} with several targets", "it is of the verdict of one: name one target")
             for option in (name for name, value in of_the_model.items() if value):
-                raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
+                raise UsageError(f"{option} with several targets", f"it is of the model: dev check model {option}")
             if baseline is not None or update_baseline:
                 raise UsageError("--baseline with several targets", "give one target at a time")
             from specsim.commands.matrix import check_many
@@ -290,7 +310,7 @@ def check(
     if mutant:
         _require_mutant(mutant, parsed.text, tier)
     if kernels and parsed.text != "model":
-        raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: check model --kernels")
+        raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: dev check model --kernels")
     asked = Asked(
         target=parsed,
         cache=open_cache(cache_dir),
@@ -360,7 +380,7 @@ def _require_mutant(mutant: str, target: str, tier: str | None) -> None:
 
 def _require_model(option: str, target: str) -> None:
     if target != "model":
-        raise UsageError(f"{option} with {target}", f"mutants are of the model: check model {option}")
+        raise UsageError(f"{option} with {target}", f"mutants are of the model: dev check model {option}")
 
 
 def _sing() -> int:

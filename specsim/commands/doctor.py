@@ -138,7 +138,7 @@ def _python(imported: dict[str, Any], problem: str) -> Iterator[Piece]:
         ("numpy hypothesis typer rich packaging", "specsim itself"),
         ("xgrammar llguidance", "grammars of engines behind the reference's protocol"),
         ("pytest", "the pytest plugin and the test-suite"),
-        ("mypy", "specsim compile"),
+        ("mypy", "specsim dev compile"),
         ("ray", "specsim fuzz --ray"),
         ("playwright", "tests of pages in a browser"),
     ):
@@ -175,7 +175,7 @@ def _pip(package: str) -> str:
 
 _PROGRAMS = (
     ("git", ("git",), "sglang@PATH#REV and bisect --repo", "apt-get install git"),
-    ("C compiler", ("cc", "gcc", "clang"), "specsim compile", "apt-get install gcc"),
+    ("C compiler", ("cc", "gcc", "clang"), "specsim dev compile", "apt-get install gcc"),
     ("chromium", ("chromium", "chromium-browser", "google-chrome"), "tests of pages", "apt-get install chromium"),
     ("nvcc", ("nvcc",), "benchmarks beside CUDA sources", "apt-get install nvidia-cuda-toolkit"),
     ("compute-sanitizer", ("compute-sanitizer",), "make sanitize-gpu", "apt-get install nvidia-cuda-toolkit"),
@@ -209,7 +209,7 @@ def _cached(cache: Cache) -> Iterator[Piece]:
     from specsim.engines.sglang.releases import RELEASES
 
     build = find_build(cache)
-    yield Piece("compiled simulator", str(build or ""), "several times as fast", "" if build else "specsim compile")
+    yield Piece("compiled simulator", str(build or ""), "several times as fast", "" if build else "specsim dev compile")
     have = set(cached_releases(cache))
     missing = [version for version in RELEASES if version not in have]
     found = f"{len(RELEASES) - len(missing)} of {len(RELEASES)} known ones in {cache.folder}" if have else ""

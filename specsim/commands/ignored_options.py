@@ -60,7 +60,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
         Ignored(
             _flag("canary", "--canary"),
             ALL,
-            "the canary hunts for its own mutants: specsim check --canary",
+            "the canary hunts for its own mutants: specsim dev check --canary",
             ("target", "canary", "_isolated"),
         ),
         *(Ignored(_check_tier(name), *tier.ignored) for name, tier in TIERS.items()),

@@ -70,7 +70,7 @@ def check_many(
         save_json(json_file, data)
     if write is not None:
         pinned = f" --pin {pin_to}" if pin_to is not None else ""
-        command = f"specsim check {shlex.join(texts)}{pinned} --write {write}"
+        command = f"specsim dev check {shlex.join(texts)}{pinned} --write {write}"
         save_text(write, _page(write, tier, data, command, fixtures_in(fixtures)))
     outputs.write([column.verdict or _not_checked(column) for column in matrix.columns])
     left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]

@@ -331,5 +331,7 @@ def sweep(
         save_json(write, counts)
     print_sweep(swept.to_json())
     if swept.ended:
-        typer.echo(f"specsim: {swept.ended}; the same schedules again: specsim sweep --seed {seed_number}", err=True)
+        typer.echo(
+            f"specsim: {swept.ended}; the same schedules again: specsim dev sweep --seed {seed_number}", err=True
+        )
     raise typer.Exit(FINDING if swept.counts.broken else INTERRUPTED if swept.is_interrupted else PASS)

@@ -70,7 +70,7 @@ def build(cache: Cache, opt_level: str = OPT_LEVEL) -> Path:
         write_text(source / "setup.py", setup)
         _run([sys.executable, "setup.py", "build_ext", "--build-lib", str(made)], source)
         if key() != built_key:
-            raise UsageError("the sources of specsim changed while they were compiled", "run specsim compile again")
+            raise UsageError("the sources of specsim changed while they were compiled", "run specsim dev compile again")
         mypyc = importlib.metadata.version("mypy")
         manifest = {"package": str(PACKAGE), "python": sys.version, "mypyc": mypyc, "files": _files(made)}
         write_json(made / MANIFEST, manifest)

@@ -154,4 +154,4 @@ def in_use() -> str:
     finder = installed()
     if finder is not None:
         return f"compiled by mypyc {finder.mypyc}"
-    return f"in Python: {_refused}; specsim compile builds it again" if _refused else "in Python"
+    return f"in Python: {_refused}; specsim dev compile builds it again" if _refused else "in Python"

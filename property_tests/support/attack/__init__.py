@@ -15,6 +15,6 @@ is run on it. `oracle` says what must hold of every run:
 Most runs are made in a fork of a process that has everything imported, some as a user makes them; each class of
 failure is made once more as a user makes it, and counts only if it shows there too.
 
-What this does not do: attack through the network, through Ray or Redis, on a GPU, or `specsim compile` (minutes a run);
+What this does not do: attack through the network, through Ray or Redis, on a GPU, or `specsim dev compile` (minutes);
 stay in the folder by force: a target that means harm can do what its user can (SECURITY.md).
 """

@@ -15,9 +15,9 @@ from property_tests.support.attack.runner import Attack, Output
 from property_tests.support.attack.stores import STORE, whole
 
 # A command that is short and finds nothing, for hostile options to be added to.
-_CHECK = ("--only", "accounting", "--schedules", "3", "--budget-seconds", "4", "--no-shrink", "--one-core")
+_CHECK = ("--only", "accounting", "--schedules", "3", "--budget-seconds", "4", "--no-shrink")
 BASES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "check": (("check", "model", *_CHECK), ("check", "mine:extension", *_CHECK)),
+    "check": (("dev", "check", "model", *_CHECK), ("dev", "check", "mine:extension", *_CHECK)),
     "replay": (("replay", "replay.json"),),
     "report": (("report", "findings", "--budget-seconds", "10"), ("report", "--campaign", STORE)),
     "pin": (("pin", "replay.json"),),
@@ -25,7 +25,7 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "targets": (("targets",), ("targets", sources.ENGINE)),
     "explore": (("explore", "--states", "30", "--budget-seconds", "2"),),
     "mutants": (("mutants", "A01", "--seeds", "1", "--schedules", "3", "--jobs", "1", "--budget-seconds", "3"),),
-    "sweep": (("sweep", "--schedules", "5", "--jobs", "1", "--budget-seconds", "3"),),
+    "sweep": (("dev", "sweep", "--schedules", "5", "--jobs", "1", "--budget-seconds", "3"),),
     "fuzz": (
         ("fuzz", "model", "--only", "accounting", "--jobs", "1", "--budget-seconds", "3", "--store", "new.db"),
         ("fuzz", "--again", "0:3", "--store", STORE),
@@ -168,7 +168,7 @@ def _commands() -> dict[str, list[tuple[str, bool]]]:
             for option in (*parameter.opts, *parameter.secondary_opts)
             if option not in LEFT_OUT
         ]
-        for name, command in sorted(group.commands.items())
+        for name, command in sorted({**group.commands, **group.commands["dev"].commands}.items())
         if name in BASES
     }
 

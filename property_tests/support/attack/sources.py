@@ -15,8 +15,8 @@ from property_tests.support.attack.runner import Attack
 ENGINE = "sglang@engine"
 PLAN = small_engine.Plan(commits=1, bad=1)
 WORKER = f"engine/{small_engine.WORKER_FILE}"
-BRIEF = ("--budget-seconds", "6", "--hang-seconds", "5", "--cases", "4", "--no-shrink", "--one-core")
-SCHEDULES = ("--budget-seconds", "6", "--hang-seconds", "5", "--schedules", "6", "--no-shrink", "--one-core")
+BRIEF = ("--budget-seconds", "6", "--hang-seconds", "5", "--cases", "4", "--no-shrink")
+SCHEDULES = ("--budget-seconds", "6", "--hang-seconds", "5", "--schedules", "6", "--no-shrink")
 
 
 @functools.cache

@@ -18,7 +18,7 @@ VERSION = "1.0.0"
 WHEEL = f"sglang-{VERSION}-py3-none-any.whl"
 METADATA = f"sglang-{VERSION}.dist-info/METADATA"
 STATED = f"Metadata-Version: 2.1\nName: sglang\nVersion: {VERSION}\n"
-BRIEF = ("--budget-seconds", "6", "--hang-seconds", "10", "--cases", "3", "--no-shrink", "--one-core")
+BRIEF = ("--budget-seconds", "6", "--hang-seconds", "10", "--cases", "3", "--no-shrink")
 
 
 def files() -> dict[str, bytes]:
