@@ -93,7 +93,7 @@ class _Interpreter:
                 item.add_report_section(when, "specsim", "\n".join(flaws))
             raise
         if flaws := self.session.flaws():
-            pytest.fail("\n".join(["what Triton kernels do wrong here:", *flaws]), pytrace=False)
+            pytest.fail("\n".join(flaws), pytrace=False)  # pytest's line of the test has the first
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_a_test_fails_for_what_its_launches_do_wrong(suite: Path, interpreted: s
         assert f"PASSED test_kernels.py::{test}" in told
     assert f"out-of-bounds: copy reads {END} (test_kernels.py:10)" in told
     assert "FAILED test_kernels.py::test_fails_by_itself_too - assert [" in told
+    assert re.search(r"^FAILED test_kernels.py::\w+ - Failed: out-of-bounds: \w+ reads element ", told, re.MULTILINE)
     assert told.count(f"out-of-bounds: copy reads {END}") == 2
     assert "masked-lanes: branches_on_a_lane_that_is_masked_off: a branch depends on" in told
     assert "race-between: all_write_the_first: write-write race of two programs" in told
