@@ -99,7 +99,7 @@ def test_a_test_fails_for_what_its_launches_do_wrong(suite: Path, interpreted: s
     assert re.search(r"^FAILED test_kernels.py::\w+ - Failed: out-of-bounds: \w+ reads element ", told, re.MULTILINE)
     assert told.count(f"out-of-bounds: copy reads {END}") == 2
     assert "masked-lanes: branches_on_a_lane_that_is_masked_off: a branch depends on" in told
-    assert "race-between: all_write_the_first: write-write race of two programs" in told
+    assert "race-between: all_write_the_first: write-write race of two programs, for element 0 of p_out (" in told
 
 
 def test_what_is_left_to_triton_is_in_the_summary(suite: Path) -> None:

@@ -148,7 +148,7 @@ def _lockstep_checks(log: LockstepLog, poison: int, numbers: Any, *, lanes: bool
         def undefined_use(self, what: str) -> None:
             log.undefined.add(f"{what} (line {source_line().rpartition(':')[2]})")
 
-        def race(self, kind: str, *, between: bool, line: str) -> None:
+        def race(self, kind: str, *, between: bool, line: str, element: str = "") -> None:
             if between:
                 log.races.add(log.kernel)
 

@@ -108,8 +108,8 @@ def launch(
                 _raise_located(error, kernel)
                 raise
     if watch is not None:
-        for race, between, line in watch.end():
-            memory.checks.race(race, between=between, line=line)
+        for race in watch.end():
+            memory.checks.race(race.kind, between=race.between, line=race.line, element=race.element)
     return total
 
 

@@ -33,7 +33,7 @@ from specsim.interpreter.lockstep.tensors import (
     rounded,
     to_tensor,
 )
-from specsim.interpreter.lockstep.watch import Access, Race, Watch, bits, lane_numbers, line_of, memory_at
+from specsim.interpreter.lockstep.watch import Access, Race, Watch, bits, element_of, lane_numbers, line_of, memory_at
 
 MARK = "_specsim_lockstep"
 
@@ -122,8 +122,8 @@ class Checks:
     def undefined_store(self, span: Span, places: Array, lanes: Array) -> None:
         """A store leaves elements `places[lanes]` of a tensor undefined."""
 
-    def race(self, kind: Race, *, between: bool, line: str) -> None:
-        """Two programs race (`between`), or two lanes of a program, in the access at `line`."""
+    def race(self, kind: Race, *, between: bool, line: str, element: str = "") -> None:
+        """Two programs race (`between`), or two lanes of a program, in the access at `line`, for an `element`."""
 
 
 class Memory:
@@ -270,7 +270,11 @@ class Memory:
         if places.size > 1:
             lost = bits(view[places]) != written
             if np.count_nonzero(lost):
-                self._tell(*watch.conflict(places, keys, lost))
+                between, within = watch.conflict(places, keys, lost)
+                for at, is_between in ((between, True), (within, False)):
+                    if at is not None:
+                        element = element_of(span, at, itemsize)
+                        self.checks.race("write-write", between=is_between, line=source_line(), element=element)
         changes = bits(old) != written
         count = np.count_nonzero(changes)
         if count < places.size:
@@ -327,8 +331,8 @@ class Memory:
     def barrier(self) -> None:
         of = control.machine()
         if self.watch is not None and self.watch.log is not None:
-            for race, _, line in self.watch.part():
-                self.checks.race(race, between=False, line=line)
+            for race in self.watch.part():
+                self.checks.race(race.kind, between=False, line=race.line, element=race.element)
         elif self.watch is not None:
             numbers = np.arange(of.first + 1, of.first + 1 + of.num_programs)
             self.watch.barrier(numbers if of.active is None else numbers[of.active])

@@ -54,11 +54,12 @@ class LockstepWatch(Checks):
     def overflow(self, message: str) -> None:
         self.flag("int32-overflow", f"{self.kernel}: {message}", source_line())
 
-    def race(self, kind: Race, *, between: bool, line: str) -> None:
+    def race(self, kind: Race, *, between: bool, line: str, element: str = "") -> None:
+        place = f", for {element}" if element else ""
         if between:
-            self.flag("race-between", f"{self.kernel}: {kind} race of two programs", line)
+            self.flag("race-between", f"{self.kernel}: {kind} race of two programs{place}", line)
         else:
-            self.flag("race-within", f"{self.kernel}: {kind} race of two lanes, no barrier between", line)
+            self.flag("race-within", f"{self.kernel}: {kind} race of two lanes, no barrier between{place}", line)
 
     def wrote(self, span: Span, places: Array, itemsize: int) -> None:
         for name, tensor in self.outputs.items():

@@ -139,6 +139,27 @@ class Access(NamedTuple):
             return (self.index + first if first else self.index)[..., None]
         return (self.index * per + first)[..., None] + np.arange(per)
 
+    def element(self, lane: tuple[int, ...]) -> str:
+        """What a lane accesses, in words; "" where its elements are of another size than the tensor's."""
+        shape = np.broadcast_shapes(self.index.shape, self.keys.shape)
+        return element_of(self.span, int(np.broadcast_to(self.index, shape)[lane]), self.itemsize)
+
+
+def element_of(span: Any, index: int, itemsize: int) -> str:
+    """An element in words; "" where an access is of another size than the tensor's elements."""
+    return f"element {index} of {span.name}" if itemsize == span.itemsize else ""
+
+
+class Found(NamedTuple):
+    """A race: of two programs (`between`) or of two lanes of one, the line of the later access, and what both access,
+    "" where that is not known.
+    """
+
+    kind: Race
+    between: bool
+    line: str
+    element: str
+
 
 def line_of(place: tuple[CodeType, int]) -> str:
     """FILE:LINE."""
@@ -157,11 +178,9 @@ class _Log:
         self.reads: list[Access] = []
         self.writes: list[Access] = []
 
-    def races(self, *, between: bool, within: bool) -> list[tuple[Race, bool, str]]:
-        """Races of programs (`between`), and of the lanes of a program (`within`): the kind, whether it is between
-        programs, the line.
-        """
-        found: list[tuple[Race, bool, str]] = []
+    def races(self, *, between: bool, within: bool) -> list[Found]:
+        """Races of programs (`between`), and of the lanes of a program (`within`)."""
+        found: list[Found] = []
         for region in {id(access.span.region): access.span.region for access in self.writes}.values():
             writes, reads = (
                 [access for access in some if access.span.region is region] for some in (self.writes, self.reads)
@@ -174,20 +193,20 @@ class _Log:
                 continue
             for access in writes:
                 cells, keys = access.cells(region), access.keys[..., None]
-                kinds = _conflicts(owner[cells], keys, None)
-                found += [("write-write", kind, line_of(access.place)) for kind in kinds]
+                for kind, lane in _conflicts(owner[cells], keys, None):
+                    found.append(Found("write-write", kind, line_of(access.place), access.element(lane)))
                 owner[cells] = keys
             for access in reads:
-                kinds = _conflicts(owner[access.cells(region)], access.keys[..., None], access.lanes)
-                found += [("read-write", kind, line_of(access.place)) for kind in kinds]
-        return [race for race in found if (between if race[1] else within)]
+                for kind, lane in _conflicts(owner[access.cells(region)], access.keys[..., None], access.lanes):
+                    found.append(Found("read-write", kind, line_of(access.place), access.element(lane)))
+        return [race for race in found if (between if race.between else within)]
 
 
 LANE_BITS = 36
 
 
-def _conflicts(before: Array, keys: Array, lanes: Array | None) -> list[bool]:
-    """Whether there are conflicts of lanes of a program (False), and of programs (True)."""
+def _conflicts(before: Array, keys: Array, lanes: Array | None) -> list[tuple[bool, tuple[int, ...]]]:
+    """Whether there are conflicts of lanes of a program (False), and of programs (True), each with a lane in one."""
     differs = before != keys
     differs &= before != 0
     if lanes is not None:
@@ -196,7 +215,8 @@ def _conflicts(before: Array, keys: Array, lanes: Array | None) -> list[bool]:
         return []
     before, keys = np.broadcast_to(before, differs.shape)[differs], np.broadcast_to(keys, differs.shape)[differs]
     same = (before >> LANE_BITS) == (keys >> LANE_BITS)
-    return [kind for kind, some in ((False, same), (True, ~same)) if some.any()]
+    at = np.argwhere(differs)[:, :-1]
+    return [(kind, tuple(at[some.argmax()].tolist())) for kind, some in ((False, same), (True, ~same)) if some.any()]
 
 
 class Watch:
@@ -246,11 +266,9 @@ class Watch:
             for carried in self._carried:
                 carried.enter(region)
 
-    def end(self) -> list[tuple[Race, bool, str]]:
-        """The launch is done; what it left undefined stays so until somebody writes it. Races that the log shows: the
-        kind, whether they are between programs, the line.
-        """
-        found: list[tuple[Race, bool, str]] = []
+    def end(self) -> list[Found]:
+        """The launch is done; what it left undefined stays so until somebody writes it. Races that the log shows."""
+        found: list[Found] = []
         if self.log is not None:
             if self._before:
                 found += self.log.races(between=False, within=self.within)
@@ -298,7 +316,7 @@ class Watch:
         per = itemsize // region.cell
         return region, first[:, None] if per == 1 else first[:, None] + np.arange(per)
 
-    def part(self) -> list[tuple[Race, bool, str]]:
+    def part(self) -> list[Found]:
         """A barrier: races of lanes so far. What comes after it does not race with what was before, in a program."""
         assert self.log is not None
         if not self.log.reads and not self.log.writes:
@@ -308,16 +326,18 @@ class Watch:
         self.log = _Log()
         return found
 
-    def conflict(self, places: Array, keys: Array, lost: Array) -> tuple[Race | None, Race | None]:
-        """Lanes of one store of which some wrote what is not there any more: races of programs, and of lanes."""
+    def conflict(self, places: Array, keys: Array, lost: Array) -> tuple[int | None, int | None]:
+        """Lanes of one store of which some wrote what is not there any more: an element for which programs race, and
+        one for which lanes do.
+        """
         order = np.argsort(places, kind="stable")
         places, keys, lost = places[order], keys[order] >> LANE_BITS, lost[order]
         first = np.r_[True, places[1:] != places[:-1]]
         group = np.cumsum(first) - 1
         low = np.minimum.reduceat(keys, np.flatnonzero(first))[group]
         high = np.maximum.reduceat(keys, np.flatnonzero(first))[group]
-        several = (low != high)[lost].any()
-        return ("write-write" if several else None), ("write-write" if (low == high)[lost].any() else None)
+        between, within = places[lost & (low != high)], places[lost & (low == high)]
+        return (int(between[0]) if between.size else None), (int(within[0]) if within.size else None)
 
     def read(self, span: Any, index: Array, itemsize: int, programs: Array, lanes: Array) -> tuple[Any, Any]:
         """Enter a load of elements `index` [n]: the races that it makes, between programs and between lanes. `programs`
