@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from specsim import aliases
 from specsim.compiled import finder
 
 DISTRIBUTION = "specsim-llm"
@@ -24,5 +23,4 @@ else:
             return "0+unknown"
 
 
-aliases.install()
 finder.install()

@@ -27,7 +27,6 @@ from specsim.commands.options import (
     NoBudgetOption,
     NoSeedOption,
     accept_seed,
-    deprecated,
     one_of,
     say,
     tell,
@@ -36,7 +35,7 @@ from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import NondeterministicError, UsageError
 from specsim.files import save_json
-from specsim.verdict import INTERRUPTED, NONDETERMINISM, PASS, USAGE
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, USAGE
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -276,7 +275,6 @@ def bench(
         str, typer.Option("--worker", metavar="fake|release", help="Of scheduler, found: whose worker runs.")
     ] = "fake",
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
-    write: Annotated[str | None, typer.Option("--write", hidden=True, help="Deprecated: writes nothing.")] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", max=SECONDS_MAX, help="End after them, with what was measured.")
     ] = None,
@@ -294,9 +292,6 @@ def bench(
     from specsim.tiers.ops.answers import choose_device
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
-    if name == "guidance":
-        deprecated("bench guidance", "measures nothing: strategies guided by coverage were removed")
-        raise typer.Exit(PASS)
     one_of("NAME", name, tuple(BENCHMARKS))
     one_of("--worker", worker, ("fake", "release"))
     accept_seed(seed)
@@ -309,8 +304,6 @@ def bench(
     ):
         if value and name not in of:
             raise UsageError(f"{option} without {of[0]}", f"it is an option of specsim bench {of[0]} {option} ...")
-    if write is not None:
-        deprecated("bench --write", "writes nothing: it was an option of bench guidance")
     chosen = choose_device("cpu" if name in ("interpreter", *OF_SCHEDULERS) else device)
     unasked = {"campaign", "interpreter", *OF_SCHEDULERS} | ({"kernels"} if chosen != "cuda" else set())
     names = [name] if name else [each for each in BENCHMARKS if each not in unasked]

@@ -469,32 +469,3 @@ def test_doctor_believes_torch_when_it_can_be_imported() -> None:
     works = {(tier.tier, tier.device): tier.note for tier in doctor.tiers(imported, "") if tier.works}
     assert works[("ops", "cuda")] == "H200"
     assert list(doctor._cached(Cache(Path("/nowhere"))))[1].add.count("--fetch") > 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("dev", "check", "--only", "accounting", "--schedules", "1", "--strategy", "coverage"), 0, "runs swarm"),
-        (("dev", "check", "--only", "accounting", "--schedules", "1", "--strategy", "portfolio"), 0, "runs swarm"),
-        (("mutants", "A09", "--seeds", "1", "--strategy", "coverage"), 0, "runs swarm"),
-        (("fuzz", "--again", "0:1", "--strategy", "coverage=2"), 0, "runs swarm"),
-        (("fuzz", "--again", "0:1", "--only", "accounting", "--corpus", "shared"), 2, "--corpus"),
-        (("bench", "guidance", "--write", "page.md"), 0, "measures nothing"),
-    ],
-)
-def test_an_option_of_coverage_guidance_is_accepted_and_reported_as_deprecated(
-    arguments: tuple[str, ...], code: int, says: str, tmp_path: Path
-) -> None:
-    ended = specsim(tmp_path, *arguments)
-    assert ended.returncode == code, ended.stderr
-    assert says in ended.stderr
-    assert not (tmp_path / "page.md").exists()
-    if code == 0:
-        assert "is deprecated" in ended.stderr
-
-
-def test_a_campaign_ignores_a_corpus_and_says_so(tmp_path: Path) -> None:
-    ended = specsim(tmp_path, "fuzz", "--only", "accounting", "--jobs", "1", "--budget-seconds", "1", "--corpus", "x")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("fuzz --corpus is deprecated and does nothing") == 1
-    assert not (tmp_path / "x").exists()

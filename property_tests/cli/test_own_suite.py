@@ -232,7 +232,7 @@ def test_importing_the_plugin_loads_few_modules() -> None:
     loaded = subprocess.check_output(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True).split()
     assert set(loaded) == {
         "specsim",
-        *(f"specsim.{name}" for name in ("aliases", "errors", "files", "lifting", "pytest_plugin")),
+        *(f"specsim.{name}" for name in ("errors", "files", "lifting", "pytest_plugin")),
         *("specsim.compiled", "specsim.compiled.finder", "specsim.lifting.cache"),
     }
 

@@ -12,7 +12,6 @@ import pytest
 from specsim.choices.chooser import Chooser, RecordingChooser, Tape, replayed
 from specsim.choices.search_strategies import (
     HOST,
-    RETIRED,
     STRATEGIES,
     Contest,
     DelayBounded,
@@ -186,11 +185,6 @@ def test_a_users_strategy_that_raises_is_a_finding_against_it_with_the_seed(how:
     assert result.extension is not None
     assert (result.extension.strategy, result.extension.seed, result.extension.index) == ("mine", 9, index)
     assert result.extension.text == text
-
-
-@pytest.mark.parametrize("name", RETIRED)
-def test_a_retired_strategy_runs_the_swarm(name: str) -> None:
-    assert tapes(name, 5, 3) == tapes("swarm", 5, 3)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

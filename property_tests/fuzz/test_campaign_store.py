@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property_tests.support.batch_results import batch, found, result
-from specsim.cli import main
 from specsim.commands.campaign_pages import write_campaign
 from specsim.errors import UsageError
 from specsim.fuzz.batches import batch_at, plan_from_json
@@ -340,29 +339,6 @@ def read_all(path: Path, folder: Path) -> str:
 def test_an_intact_store_is_reported_and_goes_on(sound: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(sound)
     assert read_all(tmp_path / "c.db", tmp_path) == "report and campaign"
-
-
-def test_a_store_of_an_earlier_specsim_opens_and_its_retired_strategies_are_the_swarm(
-    sound: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "c.db"
-    path.write_bytes(sound)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE batches SET strategy = 'coverage', tapes_to = 1 WHERE number = 1")
-        connection.execute("UPDATE meta SET value = replace(value, 'swarm', 'portfolio') WHERE key = 'plan'")
-        connection.commit()
-    assert read_all(path, tmp_path) == "report and campaign"
-    with Store.open(path, read_only=True) as store:
-        text = store.meta()["plan"]
-        assert "portfolio" in text
-        plan = plan_from_json(text)
-        assert "portfolio" not in dict(plan.strategies)
-        assert {batch_at(plan, 0, number).strategy for number in range(40)} <= {"swarm", "pct", "delays"}
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["fuzz", "--store", "c.db", "--again", "0:15"])
-    assert ended.value.code == 2
-    assert "strategy 'coverage' of an earlier specsim made this run from tapes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", range(8))

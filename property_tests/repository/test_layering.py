@@ -39,7 +39,6 @@ def layer(ours: str = "", foreign: str = "") -> Layer:
 
 
 LAYERS = {  # each may use only layers that stand before it in this table
-    "aliases": layer(),
     "errors": layer(),
     "deadline": layer(),
     "interrupts": layer("deadline"),

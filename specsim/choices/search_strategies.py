@@ -7,7 +7,7 @@
 A schedule is made from (seed, strategy, index) and what was learnt from the schedules before it, never from a clock:
 the same seed gives the same schedules.
 
-Strategies guided by coverage found bugs later than the swarm (docs/guidance.md); their names run the swarm.
+Strategies guided by coverage found bugs later than the swarm (docs/guidance.md).
 
 Some decisions are *contests*: an agent goes now, or the host goes on without it. PCT and delay bounding speak of
 those; the other choices (the scenario, trees, acceptance) are drawn as the swarm draws them.
@@ -169,7 +169,6 @@ STRATEGIES: dict[str, Callable[[int, Mapping[str, Contest]], Strategy]] = {
     "pct": Pct,
     "delays": DelayBounded,
 }
-RETIRED = {"coverage": "swarm", "portfolio": "swarm"}  # names of earlier versions, and what runs in their place
 
 
 class ExtensionError(Exception):

@@ -22,7 +22,6 @@ from specsim.commands.options import (
     KeepEnvironmentOption,
     MemoryOption,
     SeedOption,
-    current_strategy,
     one_of,
 )
 from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
@@ -141,9 +140,7 @@ def check(
     use_fixtures: Annotated[
         bool, typer.Option("--known/--no-known", help="Run the replay files of known findings first.")
     ] = True,
-    strategy: Annotated[
-        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
-    ] = "swarm",
+    strategy: Annotated[str, typer.Option(help="How schedules are made: swarm, pct, delays.")] = "swarm",
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
     kernels: Annotated[
         str, typer.Option(metavar="PROVIDER", help="Move accepted KV in the model by reference, triton or a TARGET's.")
@@ -248,7 +245,6 @@ def check(
         one_of("--worker", worker, ("fake", "release"))
         if worker != "fake" and tier != "scheduler":
             raise UsageError(f"--worker {worker} without --only scheduler", "it is of that tier: add --only scheduler")
-        strategy = current_strategy(strategy)
         one_of("--strategy", strategy, tuple(STRATEGIES))
         if bulk and tier != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")

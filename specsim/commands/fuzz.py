@@ -22,8 +22,6 @@ from specsim.commands.options import (
     HangOption,
     KeepEnvironmentOption,
     MemoryOption,
-    current_strategy,
-    deprecated,
     one_of,
     say,
     tell,
@@ -83,14 +81,9 @@ def fuzz(
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="TIER", help="accounting, ops, scheduler or workers.")] = None,
     out: Annotated[Path, output_folder("--out", help="Folder for replay files of what is new.")] = FINDINGS,
-    corpus: Annotated[str | None, typer.Option(hidden=True, help="Deprecated: does nothing.")] = None,
-    corpus_read: Annotated[
-        list[str] | None, typer.Option("--corpus-read", hidden=True, help="Deprecated: does nothing.")
-    ] = None,
     nightly: Annotated[
         bool, typer.Option("--nightly", help="A time budget, the commit as seed, and canaries that must be found.")
     ] = False,
-    ci: Annotated[bool, typer.Option("--ci", hidden=True, help="The former name of --nightly.")] = False,
     again: Annotated[
         str | None, typer.Option(metavar="SHARD:INDEX", help="Make one run of the campaign again, and nothing else.")
     ] = None,
@@ -117,18 +110,11 @@ def fuzz(
     cache = open_cache(cache_dir)
     one_of("--only", only, tuple(sorted(TIERS)))
     shard_number = shard_of(shard)
-    if ci:
-        typer.echo("specsim: fuzz --ci is now fuzz --nightly; to gate a pull request, use check --ci.", err=True)
-        nightly = True
-    if corpus is not None or corpus_read:
-        option = "--corpus-read" if corpus is None else "--corpus"
-        deprecated(f"fuzz {option}", "does nothing: tapes were shared for strategies that were guided by coverage")
-    strategy = [_current_weight(text) for text in strategy or ()]
     asked_seed = _seed(seed, nightly)
     if again is not None:
         from specsim.commands.repeated_run import make_again
 
-        plan = _plan(target, strategy, family, only, asked_seed or 0, None)
+        plan = _plan(target, strategy or [], family, only, asked_seed or 0, None)
         raise typer.Exit(
             make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder, named=target, trust=trust)
         )
@@ -140,7 +126,7 @@ def fuzz(
         if before and not (resume or nightly):
             raise UsageError(f"{store_file} holds a campaign", "go on with it by --resume, or name another --store")
         given = asked_seed if asked_seed is not None else store.campaign
-        plan = _plan(target, strategy, family, only, given, before)
+        plan = _plan(target, strategy or [], family, only, given, before)
         announce(store_file, plan.targets, plan.targets if target else (), trust, NAME_TARGETS)
         plan, unavailable = _available(plan, cache)
         store.set_meta(campaign=str(plan.campaign), plan=plan.to_json())
@@ -148,12 +134,6 @@ def fuzz(
         campaign = _Campaign(store, plan, shard_number, width, seconds, out, hang_seconds, cache, unavailable)
         campaign.on_cluster(ray, jobs != "auto", cache_dir)
         raise typer.Exit(campaign.run(nightly, metrics_port, observe, json_file))
-
-
-def _current_weight(text: str) -> str:
-    """NAME=WEIGHT with the present name of a strategy."""
-    name, equals, weight = text.partition("=")
-    return current_strategy(name) + equals + weight
 
 
 def shard_of(text: str) -> int:

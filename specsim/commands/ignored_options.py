@@ -105,7 +105,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
         Ignored(
             _flag("again", "--again"),
             (
-                *("resume", "jobs", "ray", "shard", "budget_seconds", "corpus", "corpus_read", "ci"),
+                *("resume", "jobs", "ray", "shard", "budget_seconds"),
                 *("metrics_port", "observe"),
             ),
             "one run is made again, and nothing else",

@@ -19,7 +19,6 @@ from specsim.commands.options import (
     NoSeedOption,
     SeedOption,
     accept_seed,
-    current_strategy,
     one_of,
 )
 from specsim.deadline import Deadline
@@ -36,9 +35,7 @@ def mutants(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
     only_oracle: Annotated[bool, typer.Option("--only-oracle", help="Switch off all but the content oracle.")] = False,
-    strategy: Annotated[
-        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
-    ] = "swarm",
+    strategy: Annotated[str, typer.Option(help="How schedules are made: swarm, pct, delays.")] = "swarm",
     blind: Annotated[
         bool, typer.Option("--blind", help="Those written by someone who has not read the rules; none need be found.")
     ] = False,
@@ -82,7 +79,6 @@ def mutants(
         raise UsageError(
             "--write with a selection of mutants, rules, strategies or seeds", "the page is of all: give --write alone"
         )
-    strategy = current_strategy(strategy)
     one_of("--strategy", strategy, tuple(STRATEGIES))
     for rule in without or ():
         one_of("--without", rule, tuple(BY_ID))

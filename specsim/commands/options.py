@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, overload
+from typing import Annotated
 
 import typer
 
-from specsim.aliases import REMOVED_IN
 from specsim.choices.seeds import parse_seed
 from specsim.errors import UsageError, did_you_mean
 from specsim.isolation import environment, limits
@@ -71,27 +70,6 @@ def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
         near = did_you_mean(value, allowed)
         listed = f"allowed: {', '.join(allowed)}"
         raise UsageError(f"{option} {value!r} is unknown", f"{near} A{listed[1:]}" if near else listed)
-
-
-def deprecated(what: str, why: str) -> None:
-    """Say on standard error that an option stays accepted for now, and what it does."""
-    typer.echo(
-        f"specsim: {what} is deprecated and {why} (docs/guidance.md); {REMOVED_IN} no longer accepts it.", err=True
-    )
-
-
-@overload
-def current_strategy(name: str) -> str: ...
-@overload
-def current_strategy(name: None) -> None: ...
-def current_strategy(name: str | None) -> str | None:
-    """The strategy that a name runs: a retired one runs another, and a line on standard error says so."""
-    from specsim.choices.search_strategies import RETIRED
-
-    if name is None or name not in RETIRED:
-        return name
-    deprecated(f"--strategy {name}", f"runs {RETIRED[name]}, which finds bugs sooner")
-    return RETIRED[name]
 
 
 def accept_seed(seed: str) -> None:

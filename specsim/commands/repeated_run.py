@@ -85,7 +85,6 @@ def _numbers(text: str) -> tuple[int, int]:
 
 def _batch_of(store_file: Path, plan: Plan, shard: int, index: int) -> Batch:
     """The batch of a run. UsageError for a run that cannot be made again."""
-    from specsim.choices.search_strategies import RETIRED
     from specsim.fuzz.batches import RUNS_MAX, batch_at, plan_from_json
     from specsim.fuzz.store import Store
     from specsim.fuzz.work import Batch
@@ -98,12 +97,6 @@ def _batch_of(store_file: Path, plan: Plan, shard: int, index: int) -> Batch:
         if row is None:
             before = store.meta().get("plan", "")
             return _holding(batch_at(plan_from_json(before) if before else plan, shard, number), index)
-        if row.strategy in RETIRED:
-            raise UsageError(
-                f"--again {shard}:{index}: strategy {row.strategy!r} of an earlier specsim made this run"
-                " from tapes that it had learned, and is gone (docs/guidance.md)",
-                "replay the file of a finding, which specsim fuzz wrote: specsim replay FILE",
-            )
         return Batch(
             campaign=row.campaign,
             shard=shard,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import msgspec
 
 from specsim.choices.chooser import stream
-from specsim.choices.search_strategies import RETIRED, STRATEGIES
+from specsim.choices.search_strategies import STRATEGIES
 from specsim.errors import UsageError
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch
@@ -54,12 +54,11 @@ class Plan:
 
 
 def plan_from_json(text: str) -> Plan:
-    """The plan that a store holds; a retired strategy in it is the swarm. UsageError for one that is damaged."""
+    """The plan that a store holds; UsageError for one that is damaged."""
     try:
         plan = msgspec.json.decode(text, type=Plan)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _damaged(str(error)) from error
-    plan = replace(plan, strategies=tuple((RETIRED.get(name, name), weight) for name, weight in plan.strategies))
     weights = [lot.weight for lot in plan.lots]
     for name, entries, known in (
         ("family", plan.families, FAMILIES),

@@ -142,9 +142,9 @@ TEXTS = (
     "[bold]x[/]",
 )
 _PATH_OPTIONS = {"--out", "--json", "--write", "--pin", "--junit", "--sarif", "--html", "--perfetto", "--data"}
-_PATH_OPTIONS |= {"--store", "--corpus", "--corpus-read", "--observe", "--repo", "--cache-dir", "--campaign"}
+_PATH_OPTIONS |= {"--store", "--observe", "--repo", "--cache-dir", "--campaign"}
 _TARGET_OPTIONS = {"--target", "--provider", "--kernels", "--baseline", "--fetch", "--good", "--bad"}
-_READ_OPTIONS = {"--data", "--corpus-read", "--campaign", "--repo", "--baseline"}  # they name what is read
+_READ_OPTIONS = {"--data", "--campaign", "--repo", "--baseline"}  # they name what is read
 MINE = """
 from specsim.rules.extension import Extension
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from specsim.choices.chooser import RecordingChooser, Tape, continued, replayed, seeded
-from specsim.choices.search_strategies import RETIRED, STRATEGIES, ExtensionError, Strategy, guarded
+from specsim.choices.search_strategies import STRATEGIES, ExtensionError, Strategy, guarded
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import AccountingTarget, move_of
@@ -148,8 +148,7 @@ def run_schedule(
 
 
 def strategy_of(name: str, seed: int) -> Strategy:
-    """The strategy of that name, the swarm for a retired one; UsageError when there is none."""
-    name = RETIRED.get(name, name)
+    """The strategy of that name; UsageError when there is none."""
     if name not in STRATEGIES:
         raise no_such("strategy", name, STRATEGIES)
     return STRATEGIES[name](seed, CONTESTS)
