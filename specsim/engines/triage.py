@@ -42,6 +42,7 @@ class Triage:
     `references`  public reports, fixes and reviews, newest first, each thread with its status
     `documented`  where the engine's source says it, "" where it does not
     `upstream`    NAME of docs/upstream/NAME.md: of what is new, or of a comment on a thread that is known
+    `effect`      what a user sees, of the bugs that users meet most; "" of the others
     """
 
     signature: str
@@ -54,6 +55,7 @@ class Triage:
     references: tuple[str, ...] = ()
     documented: str = ""
     upstream: str = ""
+    effect: str = ""
 
     def covers(self, version: str) -> bool:
         """Whether a release lies in the span."""
@@ -102,7 +104,7 @@ def load(text: str) -> dict[str, tuple[Triage, ...]]:
 
 
 _ROW: Mapping[str, type] = {
-    **dict.fromkeys(("signature", "state", "severity", "releases", "text", "documented", "upstream"), str),
+    **dict.fromkeys(("signature", "state", "severity", "releases", "text", "documented", "upstream", "effect"), str),
     **dict.fromkeys(("reaches", "references"), list),
 }
 
@@ -151,6 +153,7 @@ def _entry(name: str, row: dict[str, Any], threads: Mapping[str, str]) -> Triage
         tuple(THREAD.sub(lambda found: f"{found[0]} ({threads[found[0]]})", one) for one in row.get("references", ())),
         row.get("documented", ""),
         row.get("upstream", ""),
+        row.get("effect", ""),
     )
 
 

@@ -1,0 +1,42 @@
+"""The page of bugs is what the triage list says, each bug can be seen, and the README says the same of fewer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specsim.commands.suites import FIXTURES
+from specsim.engines.triage import Triage
+from specsim.findings.bugs import of_users, page, row
+from specsim.findings.explain import fixtures_of
+
+ROOT = Path(__file__).parents[2]
+ROWS = [" | ".join(row(entry)) for entry in of_users()]
+SHOWN = [line for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"\| .*(PR|issue|report)", line)]
+
+
+def test_the_page_is_of_the_triage_list() -> None:
+    assert (ROOT / "docs" / "bugs.md").read_text() == page(), "run `make pages`"
+    assert len(ROWS) >= 10
+
+
+@pytest.mark.parametrize("entry", of_users(), ids=lambda entry: f"{entry.signature}-{entry.first}")
+def test_a_replay_file_shows_each_bug_on_a_release_of_its_span(entry: Triage) -> None:
+    shown = [
+        one for fixture in fixtures_of(FIXTURES) if fixture.signature == entry.signature for one in fixture.shown_on
+    ]
+    assert any(entry.covers(target.partition("==")[2]) for target in shown if target.startswith("sglang=="))
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_the_readme_says_what_the_page_says(line: str) -> None:
+    _, _, _, said, _ = (cell.strip() for cell in line.split("|"))
+    span, _, more = said.partition(", ")
+    named = re.sub(r"\[.*\]\(docs/(.*)\)", r"\1", more)
+    assert any(span in one and named in one for one in ROWS), line
+
+
+def test_the_readme_shows_some() -> None:
+    assert len(SHOWN) >= 5
