@@ -111,7 +111,7 @@ docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on
 pages: $(DEV) ## the committed pages that a program writes: docs/{bugs,commands,operations}.md, property_tests/PROMISES.md
 	TERMINAL_WIDTH=100 $(BIN)/python -m typer specsim.cli utils docs --name specsim --title Commands --output docs/commands.md
 	$(BIN)/python -m specsim.contracts > docs/operations.md
-	$(BIN)/python -m specsim.findings > docs/bugs.md
+	$(BIN)/python -m property_tests.support.bugs_page > docs/bugs.md
 	$(BIN)/python -m property_tests.support.promises
 
 lint: $(DEV) ## ruff and mypy

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from property_tests.support.bugs_page import of_users, page, row
+from property_tests.support.checked_features import ALWAYS, FEATURES, Feature, judged_of
 from specsim.commands.suites import FIXTURES
+from specsim.engine.features import FEATURES as ACCOUNTING_FEATURES
+from specsim.engines.real_scheduler import Setup
+from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import Triage
-from specsim.findings.bugs import of_users, page, row
 from specsim.findings.explain import fixtures_of
+from specsim.lifting.source import SourceTree
+from specsim.tiers.scheduler import workload
 
 ROOT = Path(__file__).parents[2]
 ROWS = [" | ".join(row(entry)) for entry in of_users()]
@@ -20,6 +27,22 @@ SHOWN = [line for line in (ROOT / "README.md").read_text().splitlines() if re.ma
 def test_the_page_is_of_the_triage_list() -> None:
     assert (ROOT / "docs" / "bugs.md").read_text() == page(), "run `make pages`"
     assert len(ROWS) >= 10
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_what_shows_that_a_feature_is_checked_is_there(feature: Feature) -> None:
+    assert set(feature.setup) <= {ALWAYS, *Setup.__slots__}
+    assert feature.drawn in {"", *workload.FEATURES}
+    assert feature.accounting in {"", ALWAYS, *ACCOUNTING_FEATURES}
+    assert set(feature.judged) <= judged_of(RELEASES[-1])
+
+
+@pytest.mark.parametrize("version", RELEASES[-1:])
+def test_the_options_are_server_arguments(release: Callable[[str], SourceTree], version: str) -> None:
+    source = release(version)
+    groups = [source.read(path) for path in source.paths("srt/arg_groups/fields")]
+    fields = {field for text in groups for field in re.findall(r"^    (\w+): ", text, re.MULTILINE)}
+    assert {feature.option for feature in FEATURES} - {""} <= fields
 
 
 @pytest.mark.parametrize("entry", of_users(), ids=lambda entry: f"{entry.signature}-{entry.first}")

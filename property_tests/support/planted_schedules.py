@@ -30,7 +30,7 @@ def main(
     version: str, count: str, feature: str, setup: str, module: str, function: str, edit: str, name: str, nth: str
 ) -> None:
     if feature:
-        workload._FEATURES[feature] = 1  # every schedule has it
+        workload.FEATURES[feature] = 1  # every schedule has it
     module = f"sglang.srt.{module}"
     defect = Planted(id="", title="", module=module, function=function, hashes=(), edit=edit, name=name, nth=int(nth))
     root = folder_of(ReleaseTarget(version), open_cache(None))

@@ -38,7 +38,7 @@ CONTEXT = 240
 Decode = Callable[[Sequence[int], int, int], list[int]]
 """The tokens that sequential decoding gives after a prompt, so many of them, each of a rank: 0 for the most likely."""
 
-_FEATURES = {
+FEATURES = {
     "aborts": 2,
     "shared prefixes": 2,
     "continued answers": 2,
@@ -126,7 +126,7 @@ def _tokens(tokens: Sequence[int]) -> str:
 
 def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
     """What users do on a scheduler that was started so."""
-    features = {name for name, one_in in _FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
+    features = {name for name, one_in in FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
     requests = each(chooser, 1, REQUESTS_MAX, "requests")
     sessions = each(chooser, 0, SESSIONS_MAX, "sessions") if setup.sessions else ()
     spread = pick(chooser, ARRIVALS, "arrivals") if "bursts" not in features else 4

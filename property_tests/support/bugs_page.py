@@ -1,4 +1,6 @@
-"""The page of the bugs that users of a release meet most, from the triage list: `python -m specsim.findings`.
+"""Run as a program: print docs/bugs.md, the bugs that users of a release meet most, from the triage list.
+
+python -m property_tests.support.bugs_page
 
 An entry that says what a user sees (`effect`) is on it. What is still there comes first, then what was mended last.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
+from property_tests.support.checked_features import table
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import TABLE, Triage
 
@@ -19,6 +22,14 @@ Each was seen on the first and on the last release of its span, unmodified. `spe
 has the replay file that shows it, and the command. *Default* is what users reach without asking;
 *option* needs one, such as sessions, penalties or a model with a sliding window.
 [Every finding by release](releases.md) has the others.
+"""
+
+CHECKED = """## What of {release} is checked
+
+Which tier runs which feature there. *Scheduler* is what `specsim check` runs, *release's worker* what
+`--worker release` does ([the scheduler tier](scheduler.md)); *ops* names kernels and functions that
+are compared with the reference ([their operations](operations.md)). An empty row is not checked at
+all. A verdict lists what of this it did not run, and why.
 """
 
 
@@ -50,4 +61,8 @@ def page() -> str:
     for title, entries in ((f"In {newest}, the newest release here", open_ones), ("Mended since", mended)):
         lines = [columns, ["--"] * len(columns), *map(row, entries)]
         parts.append("\n".join([f"## {title}", "", *(f"| {' | '.join(cells)} |" for cells in lines), ""]))
-    return "\n".join(parts)
+    return "\n".join([*parts, CHECKED.format(release=newest), table(newest)])
+
+
+if __name__ == "__main__":
+    print(page(), end="")

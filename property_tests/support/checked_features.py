@@ -1,0 +1,162 @@
+"""Which tier checks which feature of the newest release, derived from what the tiers draw and from what was judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsim.engines.real_scheduler import Setup
+from specsim.engines.sglang.accounting import FEATURES_OF_RELEASES
+from specsim.tiers.scheduler.setups import SETUPS, rows_of
+from specsim.tiers.scheduler.workload import FEATURES as DRAWN
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature, and what would show that a tier runs it.
+
+    `option`     field of the release's server arguments; "" for what a request asks for or the scheduler does by itself
+    `setup`      fields of Setup that turn it on, together; ALWAYS where every setup has it
+    `drawn`      kind of things that the scheduler tier draws
+    `accounting` feature of the accounting tier; ALWAYS where every accounting has it
+    `judged`     kernels and functions that the ops tier compares with the reference
+    """
+
+    name: str
+    option: str = ""
+    setup: tuple[str, ...] = ()
+    drawn: str = ""
+    accounting: str = ""
+    judged: tuple[str, ...] = ()
+
+    def is_run_by(self, worker: str) -> bool:
+        """Whether the scheduler tier with this worker draws it."""
+        if ALWAYS in self.setup or self.drawn in DRAWN:
+            return True
+        setups = (SETUPS[row] for row in rows_of(worker))
+        return bool(self.setup) and any(all(_is_on(setup, field) for field in self.setup) for setup in setups)
+
+    def is_run_by_accounting(self, features: Collection[str]) -> bool:
+        """Whether an accounting with these features runs it."""
+        return self.accounting == ALWAYS or self.accounting in features
+
+
+def _is_on(setup: Setup, field: str) -> bool:
+    return bool(getattr(setup, field) != getattr(Setup(), field))
+
+
+FEATURES = (
+    Feature(
+        "EAGLE drafts, a chain",
+        option="speculative_algorithm",
+        setup=(ALWAYS,),
+        accounting=ALWAYS,
+        judged=("caller:run_eagle_verify, chains",),
+    ),
+    Feature(
+        "EAGLE drafts, a tree",
+        option="speculative_eagle_topk",
+        setup=("topk",),
+        accounting=ALWAYS,
+        judged=("function:organize_draft_results", "function:build_tree_kernel_efficient", "caller:run_eagle_verify"),
+    ),
+    Feature("trees in pages", option="page_size", setup=("topk", "page_size"), accounting="paged trees"),
+    Feature(
+        "a draft model for each step",
+        option="enable_multi_layer_eagle",
+        setup=("multi_layer",),
+        accounting="draft pools",
+        judged=("caller:MultiLayerEagleDraftWorker._draft_extend_for_prefill", "kernel:rotate_input_ids"),
+    ),
+    Feature("draft steps that adapt", option="speculative_adaptive", accounting="adaptive steps"),
+    Feature("overlap", option="disable_overlap_schedule", setup=(ALWAYS,), accounting=ALWAYS),
+    Feature("no overlap", option="disable_overlap_schedule", setup=("overlap",), accounting=ALWAYS),
+    Feature(
+        "pages of several tokens",
+        option="page_size",
+        setup=("page_size",),
+        accounting=ALWAYS,
+        judged=("kernel:alloc_extend", "kernel:alloc_decode"),
+    ),
+    Feature("prefix cache", option="disable_radix_cache", setup=(ALWAYS,), accounting="radix cache"),
+    Feature("chunked prefill", option="chunked_prefill_size", setup=("chunk",), accounting="chunked prefill"),
+    Feature("prefill and decode in one batch", option="enable_mixed_chunk", setup=("mixed",), accounting="mixed chunk"),
+    Feature("retraction", option="schedule_conservativeness", setup=("reserve",), accounting=ALWAYS),
+    Feature("priorities, preemption", option="enable_priority_scheduling", setup=("priorities",)),
+    Feature("sessions", option="enable_streaming_session", setup=("sessions",), accounting="session retractions"),
+    Feature("sliding window", option="swa_full_tokens_ratio", setup=("window",), accounting="sliding window"),
+    Feature("CUDA graphs", option="disable_cuda_graph", setup=("graphs",), accounting="graph padding"),
+    Feature("aborts", drawn="aborts", accounting=ALWAYS),
+    Feature("pauses", drawn="pauses", accounting="pauses"),
+    Feature("flushes of the cache", drawn="flushes"),
+    Feature("stop tokens", drawn="stop tokens", accounting=ALWAYS),
+    Feature("stop strings", drawn="stop strings", accounting="stop strings"),
+    Feature(
+        "grammars",
+        option="grammar_backend",
+        drawn="grammars",
+        accounting="grammar",
+        judged=("kernel:apply_token_bitmask",),
+    ),
+    Feature(
+        "penalties",
+        drawn="penalties",
+        accounting="penalties",
+        judged=("caller:eagle_sample, penalties", "function:BatchedPenalizerOrchestrator.apply"),
+    ),
+    Feature("logprobs of answers", drawn="logprobs", accounting="logprobs"),
+    Feature(
+        "temperature, top-p, top-k",
+        setup=("sampled",),
+        accounting="sampling",
+        judged=("caller:eagle_sample, tree", "caller:eagle_sample, chain"),
+    ),
+    Feature("min-p", judged=("caller:eagle_sample, min_p",)),
+    Feature(
+        "rejection sampling of chains",
+        option="speculative_use_rejection_sampling",
+        judged=("kernel:verify_chain_rejection",),
+    ),
+    Feature(
+        "block verification",
+        option="speculative_use_block_verification",
+        judged=("caller:eagle_sample, block", "kernel:verify_chain_block"),
+    ),
+    Feature("STANDALONE, NGRAM, DFLASH and other drafts", option="speculative_algorithm"),
+    Feature("logprobs of prompts, hidden states"),
+    Feature("several ranks", option="tp_size"),
+    Feature("prefill and decode on separate servers", option="disaggregation_mode"),
+    Feature("hierarchical cache", option="enable_hierarchical_cache"),
+    Feature("LoRA", option="enable_lora"),
+    Feature("linear attention", option="mamba_backend"),
+)
+
+
+def expected(name: str, release: str) -> dict[str, Any]:
+    """What the tests expect of a release: fixtures/NAME.expected.json."""
+    read: dict[str, dict[str, Any]] = json.loads((FIXTURES / f"{name}.expected.json").read_text())
+    return read[release]
+
+
+def judged_of(release: str) -> set[str]:
+    """Kernels and functions that the ops tier compares with the reference there."""
+    return {*expected("releases", release)["judged"], *expected("functions", release)["judged"]}
+
+
+def table(release: str) -> str:
+    """Markdown."""
+    accounting = FEATURES_OF_RELEASES | set(expected("accounting", release)["more_features"])
+    columns = ["feature", "option", "scheduler", "scheduler, release's worker", "accounting", "ops"]
+    lines = [columns, ["--"] * len(columns)]
+    for feature in FEATURES:
+        ran = (feature.is_run_by("fake"), feature.is_run_by("release"), feature.is_run_by_accounting(accounting))
+        option = f"`--{feature.option.replace('_', '-')}`" if feature.option else ""
+        names = ", ".join(f"`{name.partition(':')[2]}`" for name in feature.judged)
+        lines.append([feature.name, option, *("yes" if one else "" for one in ran), names])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
