@@ -20,6 +20,13 @@ import specsim
 FORMAT = "specsim.verdict/2"
 # The exit codes of every command.
 PASS, FINDING, USAGE, NONDETERMINISM, INCOMPLETE, NOT_CHECKED, INTERRUPTED = 0, 1, 2, 3, 4, 125, 130
+CODES = {
+    "pass": PASS,
+    "fail": FINDING,
+    "nondeterministic": NONDETERMINISM,
+    "incomplete": INCOMPLETE,
+    "error": NOT_CHECKED,
+}
 
 
 class Severity(enum.StrEnum):
@@ -192,7 +199,8 @@ class CheckedSubject:
 @dataclass(slots=True)
 class Suite:
     """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's; `setups`
-    names those of a scheduler that schedules ran on.
+    names those of a scheduler that schedules ran on. `nondeterministic` is what did not run the same twice, and how two
+    runs differ: a finding that only the first of them showed is none.
     """
 
     name: str
@@ -205,6 +213,7 @@ class Suite:
     not_run: list[NotRun] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     setups: list[str] = field(default_factory=list)
+    nondeterministic: list[NotRun] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,19 +288,25 @@ class Verdict:
         return [finding for finding in self.findings if finding.signature not in old]
 
     @property
-    def verdict(self) -> Literal["pass", "fail", "incomplete", "error"]:
+    def nondeterministic(self) -> list[NotRun]:
+        """What did not run the same twice, of every suite."""
+        return [entry for suite in self.suites for entry in suite.nondeterministic]
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "incomplete", "nondeterministic", "error"]:
         if self.not_compared:
             return "error"
         if any(map(self.fail_on.fails, self.new)):
             return "fail"
         if self.not_checked:
             return "incomplete"
+        if self.nondeterministic:
+            return "nondeterministic"
         return "pass" if any(suite.cases or suite.schedules for suite in self.suites) else "error"
 
     @property
     def exit_code(self) -> int:
-        codes = {"pass": PASS, "fail": FINDING, "incomplete": INCOMPLETE, "error": NOT_CHECKED}
-        code = codes[self.verdict]
+        code = CODES[self.verdict]
         return INTERRUPTED if self.interrupted and code != FINDING else code
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec import structs
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
 from specsim.engines.real_scheduler import Answer, Load, RequestState, Setup
-from specsim.tiers.scheduler.answers import violations_of
+from specsim.tiers.scheduler.answers import _Counts, _differing, violations_of
 from specsim.tiers.scheduler.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.rules import BY_ID
 from specsim.tiers.scheduler.setups import SETUPS
@@ -185,3 +185,22 @@ def test_who_is_aborted_while_it_waits_makes_no_room(tokens: int, broken: list[s
     for iteration in range(1, PATIENCE + 2):
         users.at(iteration)
     assert [violation.rule for violation in users.watch.violations] == broken
+
+
+@pytest.mark.parametrize(("defect", "gone"), [("wrong token", False), ("", True)])
+def test_a_schedule_that_does_not_run_the_same_twice_is_named_with_the_launch_that_differs(
+    defect: str, gone: bool
+) -> None:
+    counts = _Counts()
+    for outcome in outcomes("wrong token", 3):
+        counts.take(Wanted((0,)), outcome)
+    signature, hit = next(iter(counts.hits.items()))
+    assert hit.record is not None
+    hit.record = structs.replace(hit.record, events=("0 extend another", *hit.record.events[1:]), digest="other")
+    starters = Starters(ToyTarget(defect))
+    try:
+        (differs,) = [one for one in _differing(starters, counts, 20.0) if signature in one.what]
+    finally:
+        starters.close()
+    assert differs.text.startswith("a launch was '0 extend another', and then ")
+    assert (differs.gone, "in the first run alone" in differs.text) == (signature * gone, gone)

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from specsim import replay_file
-from specsim.errors import NondeterministicError, UsageError
+from specsim.errors import UsageError
 from specsim.isolation.conversation import ChildEnded
 from specsim.tiers import process
 from specsim.tiers.checking import run_suite
-from specsim.tiers.messages import At, Check, Done, End, Failure, Found, Request
+from specsim.tiers.messages import At, Check, Differs, Done, End, Failure, Found, Request
 from specsim.tiers.registry import TIERS
 from specsim.tiers.transfer import broken, found
 from specsim.tiers.workers.tier import WorkersTier
-from specsim.verdict import CheckedSubject, Finding, NotRun, Rule, Severity, Suite
+from specsim.verdict import CheckedSubject, Finding, NotRun, Rule, Severity, Suite, Verdict
 
 ROOT = Path(__file__).parents[2]
 # What parses the user's --only, and data of releases that names tiers.
@@ -150,11 +150,16 @@ def test_a_child_that_ends_before_a_case_is_no_finding(
         check([[At(subject="a"), done("a"), DIES]], asked, tmp_path, monkeypatch)
 
 
-def test_two_runs_that_differ_end_a_check(
-    asked: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("gone", "left", "code"), [("made-up:a:X1", [], 3), ("", ["made-up:a:X1"], 1)])
+def test_two_runs_that_differ_cost_their_finding_and_no_other(
+    gone: str, left: list[str], code: int, asked: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NondeterministicError, match="event 3"):
-        check([[End(not_run=[], nondeterministic="event 3")]], asked, tmp_path, monkeypatch)
+    differs = Differs("the schedule of a", "a launch was one, and then another", gone)
+    script = [[At(subject="a"), found_of("a"), done("a"), End(not_run=[], nondeterministic=[differs])]]
+    suite, findings = check(script, asked, tmp_path, monkeypatch)
+    assert [finding.signature for finding in findings] == left
+    assert suite.nondeterministic == [NotRun(differs.what, differs.text)]
+    assert Verdict("made-up", 0, [suite], findings).exit_code == code
 
 
 def lines_that_ask(source: str) -> list[int]:

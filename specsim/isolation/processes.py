@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,6 +24,8 @@ from specsim import interrupts
 from specsim.isolation import guard
 
 _PR_SET_PDEATHSIG = 1
+_ADDR_NO_RANDOMIZE = 0x0040000
+_ASKS_PERSONALITY = 0xFFFFFFFF
 _POLL_SECONDS = 0.001
 
 
@@ -103,6 +105,23 @@ os.register_at_fork(after_in_child=_guarded.forget)
 atexit.register(_guarded.close)
 
 
+@contextlib.contextmanager
+def _same_addresses() -> Iterator[None]:
+    """What this thread starts in here has its memory at the addresses at which it had it the last time, where the
+    system lets us say so: functions and classes are hashed by them.
+    """
+    personality = ctypes.CDLL(None).personality
+    personality.argtypes, personality.restype = [ctypes.c_ulong], ctypes.c_int
+    before = personality(_ASKS_PERSONALITY)
+    if before >= 0:
+        personality(before | _ADDR_NO_RANDOMIZE)
+    try:
+        yield
+    finally:
+        if before >= 0:
+            personality(before)
+
+
 def start(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -117,7 +136,7 @@ def start(
     """Start a command in a group of its own. Whoever starts it calls `end`. Every descriptor but `pass_fds` is closed
     in it. With `holds_interrupts` it begins with interrupts held back, until it can note them (`interrupts.listen`).
     """
-    with interrupts.held() if holds_interrupts else contextlib.nullcontext():
+    with _same_addresses(), interrupts.held() if holds_interrupts else contextlib.nullcontext():
         process = subprocess.Popen(
             command,
             stdin=stdin,

@@ -25,7 +25,8 @@ SHOWN_IN_FULL = 3  # findings, without --verbose
 NOT_CHECKED_MAX = 5
 CHANGED_MAX = 4  # functions of a change that a finding names
 FINDING_LINES_MAX = 25  # of one of them, without --verbose
-_STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold yellow", "error": "bold yellow"}
+_STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold yellow"}
+_STYLES |= dict.fromkeys(("error", "nondeterministic"), _STYLES["incomplete"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,12 @@ def _print_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
 
 
 def _print_not_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
-    """What keeps a verdict from passing beside its baseline, at the end, where nobody overlooks it."""
+    """What keeps a verdict from passing beside its findings, at the end, where nobody overlooks it."""
     entries = verdict.not_checked if detail.not_run or detail.verbose else verdict.not_checked[:NOT_CHECKED_MAX]
     lines = [f"not checked: {visible(entry.what)} ({visible(entry.why)})" for entry in entries]
     if more := len(verdict.not_checked) - len(entries):
         lines.append(f"not checked: {more} more; --show-not-run lists them")
+    lines += [f"not the same twice: {visible(one.what)} ({visible(one.why)})" for one in verdict.nondeterministic]
     if verdict.not_compared:
         lines.append(f"not compared: {visible(verdict.not_compared)}")
     for line in lines:
@@ -103,6 +105,8 @@ def _summary(verdict: Verdict) -> str:
         findings = f"{findings}, not compared" if verdict.not_compared else "nothing could be checked"
     if verdict.not_checked:
         findings += f", {len(verdict.not_checked)} not checked"
+    if verdict.nondeterministic:
+        findings += f", {len(verdict.nondeterministic)} not the same twice"
     counts = [
         f"{count:,} {word}"
         for word in ("cases", "schedules", "events")
@@ -122,6 +126,8 @@ def _what_to_do(verdict: Verdict, detail: Detail) -> str:
         return "Above is why; specsim doctor says what is missing here."
     if verdict.not_checked and not verdict.new:
         return "The last lines say what; --allow-not-run NAME accepts that it is not checked."
+    if verdict.nondeterministic and not verdict.new:
+        return "The last lines say what ran differently: by memory addresses, another thread or a source of randomness."
     if not verdict.new:
         return "A larger --budget-seconds and another --seed check more; specsim fuzz goes on for hours."
     more = "" if detail.verbose or len(verdict.new) <= SHOWN_IN_FULL else "; -v has all in full"

@@ -90,6 +90,9 @@ def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
     for entry in verdict.get("not_checked", ()):
         yield f"**Not checked**: {_cell(entry['what'])} ({_cell(entry['why'])})."
         yield ""
+    for entry in (entry for suite in verdict["suites"] for entry in suite.get("nondeterministic", ())):
+        yield f"**Not the same twice**: {_cell(entry['what'])} ({_cell(entry['why'])})."
+        yield ""
     if "not_compared" in verdict:
         yield f"**Not compared**: {_cell(verdict['not_compared'])}."
         yield ""

@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from specsim.errors import NondeterministicError, UsageError
+from specsim.errors import UsageError
 from specsim.isolation.conversation import ChildEnded, ended_early
 from specsim.tiers import process
 from specsim.tiers.messages import At, Check, Done, End, Failure, Found, Lost, Request
 from specsim.tiers.registry import TIERS
 from specsim.tiers.tier import Tier
 from specsim.tiers.transfer import process_finding, received
-from specsim.verdict import CheckedSubject, Finding, Suite
+from specsim.verdict import CheckedSubject, Finding, NotRun, Suite
 
 Progress = Callable[[str, int], None]
 OnCounts = Callable[[Mapping[str, Any]], None]
@@ -73,8 +73,10 @@ class _Checked:
                     self.failed.append(message.subject)
                 self.found_before = len(self.findings)
             case End():
-                if message.nondeterministic:
-                    raise NondeterministicError(message.nondeterministic)
+                for differs in message.nondeterministic:
+                    self.suite.nondeterministic.append(NotRun(differs.what, differs.text))
+                    if (found := self.findings.pop(differs.gone, None)) is not None and found.replay:
+                        Path(found.replay).unlink(missing_ok=True)
                 self.suite.schedules, self.suite.events = message.schedules, message.events
                 self.suite.seam, self.suite.setups = message.seam, message.setups
                 self.suite.not_run += message.not_run
@@ -86,8 +88,7 @@ def run_suite(
     request: Request, out: Path, progress: Progress, on_counts: OnCounts = lambda _counts: None
 ) -> tuple[Suite, list[Finding]]:
     """Check the target by the request's tier; replay files go to `out`. `progress(subject, cases)` is called as cases
-    run, `on_counts` with the counts that a simulation sends. Raises NondeterministicError when two runs of a case
-    differ.
+    run, `on_counts` with the counts that a simulation sends.
     """
     tier = TIERS[request.tier]
     checked = _Checked(tier, out, Suite(tier.name))

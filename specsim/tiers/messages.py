@@ -160,9 +160,19 @@ class Lost(Message, tag="lost"):
     text: str
 
 
+class Differs(msgspec.Struct, frozen=True):
+    """Two runs of one case differ: `what` was run, and `text` says how. `gone` is the signature of the finding that
+    only the first run showed, "" where both did.
+    """
+
+    what: str
+    text: str
+    gone: str = ""
+
+
 class End(Message, tag="end"):
     """All subjects are done. `seam` says which functions of the target were run, `setups` on which of its setups
-    schedules were; `nondeterministic` how two runs of one case differ, "" where none do.
+    schedules were; `nondeterministic` what did not run the same twice.
     """
 
     is_last: ClassVar[bool] = True
@@ -171,7 +181,7 @@ class End(Message, tag="end"):
     events: int = 0
     seam: list[dict[str, Any]] = msgspec.field(default_factory=list)
     setups: list[str] = msgspec.field(default_factory=list)
-    nondeterministic: str = ""
+    nondeterministic: list[Differs] = msgspec.field(default_factory=list)
 
 
 class Broken(msgspec.Struct, kw_only=True):

@@ -22,9 +22,12 @@ HASH_SEEDS = ("0", "1")  # under which what counts is run twice
 def ask(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
     """Start a child, give it the request, and yield its messages. Raises ChildEnded when it dies or hangs while the
     target's code runs, UsageError when it says so, and when it dies or hangs while specsim's own code runs.
-    `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
+    `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own; where the target is imported its own sets of
+    texts would follow it, and it is always the first of HASH_SEEDS.
     """
     request = prepared(request)
+    if (tier := TIERS.get(request.tier)) is not None and tier.imports_target:
+        hash_seed = HASH_SEEDS[0]
     with child("specsim.tiers.child", request, ANSWERS, hash_seed, hang_seconds) as conversation:
         yield from blamed(conversation, request.target)
 

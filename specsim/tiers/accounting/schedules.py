@@ -31,6 +31,7 @@ from specsim.rules.extension import ExtensionTarget
 from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.accounting.decisive_pair import Pair, StoppedError, decisive_pair
 from specsim.tiers.accounting.scenario_reduction import without_one_item
+from specsim.tiers.messages import Differs
 
 Size = tuple[int, int, int, tuple[int, Tape]]
 
@@ -105,8 +106,8 @@ class ExtensionFinding:
 
 @dataclass(slots=True)
 class SimulationResult:
-    """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
-    schedule; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's
+    """What a suite of schedules showed. `nondeterministic` has the schedules of which two runs differ, with the first
+    event that did; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's
     strategy raised, which ends the suite. `signatures` are those that broke so far, also before they are findings.
     """
 
@@ -115,7 +116,7 @@ class SimulationResult:
     signatures: set[str] = field(default_factory=set)
     findings: list[ScheduleFinding] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
-    nondeterministic: str = ""
+    nondeterministic: list[Differs] = field(default_factory=list)
     cut_short: bool = False
     marks: Counter[str] = field(default_factory=Counter)
     extension: ExtensionFinding | None = None
@@ -246,13 +247,16 @@ def simulate(
         result.events += len(schedule.run.log)
         note(result.marks, schedule.run.marks)
         take(schedule, index)
-        if index % DOUBLED_EVERY == 0:
-            result.nondeterministic = first_difference(target, schedule)
-            if result.nondeterministic:
-                return result
-    as_hit = {signature: _as_hit(target, signature, hit) for signature, hit in hits.items()}
-    for found in as_hit.values():
-        on_found(found)
+        if index % DOUBLED_EVERY == 0 and (difference := first_difference(target, schedule)):
+            result.nondeterministic.append(Differs(f"schedule {index} of seed {seed}", difference))
+    as_hit: dict[str, ScheduleFinding] = {}
+    for signature, hit in hits.items():
+        if (made := _as_hit(target, signature, hit)) is None:
+            result.nondeterministic.append(Differs(f"the schedule of {signature}", "only its first run broke the rule"))
+            continue
+        as_hit[signature] = made
+        on_found(made)
+    hits = {signature: hits[signature] for signature in as_hit}
     for number, (signature, hit) in enumerate(hits.items()):
         now, left = time.monotonic(), sum(map(shrinks, list(hits)[number:]))
         ends = now + (deadline - now) / max(1, left)  # each defect has its share of the time that is left
@@ -265,12 +269,14 @@ def simulate(
     return result
 
 
-def _as_hit(target: AccountingTarget, signature: str, hit: _Hits) -> ScheduleFinding:
-    """A defect on the smallest schedule that hit it, which ends where the rule breaks."""
+def _as_hit(target: AccountingTarget, signature: str, hit: _Hits) -> ScheduleFinding | None:
+    """A defect on the smallest schedule that hit it, which ends where the rule breaks; None where it does not break
+    again.
+    """
     schedule = run_schedule(target, replayed(hit.starts[0]), stop_at=signature)
-    assert schedule is not None
-    violation = schedule.violation(signature)
-    assert violation is not None
+    violation = schedule.violation(signature) if schedule is not None else None
+    if schedule is None or violation is None:
+        return None
     known = hit.known.name if hit.known else ""
     return ScheduleFinding(signature, violation, schedule, hit.count, hit.first, None, looked=False, known=known)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from specsim.choices.shrinker import Shrinker
 from specsim.errors import UsageError
 from specsim.replay_file import SchedulerReplay
 from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.tiers.messages import At, Check, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, tape_of, wanted
 from specsim.tiers.scheduler.rules import Violation
@@ -153,7 +154,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         for hit in counts.hits.values():
             if hit.count > bool(not hit.known):  # how many there were is known at the end
                 messages.send(found_message(*finding_of(request, target, hit)))
-        unstable = _differs(starters, counts, request.hang_seconds)
+        differing = _differing(starters, counts, request.hang_seconds)
     finally:
         starters.close()
     not_run = [NotRun(f"setup {name}", why) for name, why in sorted(counts.not_started.items())]
@@ -171,7 +172,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             seam=seam,
             setups=[SETUPS[row].name for row in rows if SETUPS[row].name in counts.setups],
             not_run=not_run,
-            nondeterministic=unstable,
+            nondeterministic=differing,
         )
     )
 
@@ -241,16 +242,28 @@ def _shrink(
         hit.wanted = Wanted(best)
 
 
-def _differs(starters: Starters, counts: _Counts, seconds: float) -> str:
-    """How two runs of the schedule of a finding differ, "" where none do."""
+def _differing(starters: Starters, counts: _Counts, seconds: float) -> list[Differs]:
+    """Of the schedules of the findings, those that do not run the same twice."""
+    differing = []
     for signature, hit in counts.hits.items():
         if hit.record is None:
             continue
         again = starters.run(Wanted(hit.record.tape, seconds=seconds))
         if not isinstance(again, Ran) or again.record.digest != hit.record.digest:
-            now = again.record.digest if isinstance(again, Ran) else "no record"
-            return f"the schedule of {signature} had digest {hit.record.digest}, then {now}"
-    return ""
+            is_shown = any(violation.signature == signature for violation in violations_of(again))
+            text = _difference(hit.record, again) + ("" if is_shown else "; the finding came in the first run alone")
+            differing.append(Differs(f"the schedule of {signature}", text, "" if is_shown else signature))
+    return differing
+
+
+def _difference(record: Record, again: Outcome) -> str:
+    """How a second run of a schedule differs from the first."""
+    if not isinstance(again, Ran):
+        return f"it ran, and then {again.text if isinstance(again, Ended) else again.why}"
+    for was, now in zip_longest(record.events, again.record.events, fillvalue="no launch"):
+        if was != now:
+            return f"a launch was {' '.join(was.split())!r}, and then {' '.join(now.split())!r}"
+    return f"its digest was {record.digest}, and then {again.record.digest}"
 
 
 def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Finding, SchedulerReplay]:

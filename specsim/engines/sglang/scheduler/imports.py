@@ -26,6 +26,7 @@ from typing import Any
 
 from specsim.engines.sglang.scheduler.clock import overridden
 from specsim.engines.sglang.scheduler.configuration import AutoConfig, GenerationConfig, cached_file, config_dict
+from specsim.engines.sglang.scheduler.identity import Numbers
 
 _FABRICATED = """
     IPython PIL aiohttp compressed_tensors cuda cutlass dill einops fastapi flash_mla gguf huggingface_hub openai orjson
@@ -48,6 +49,8 @@ VERSION = "99.0.0"  # of every fabricated package: releases refuse old ones
 
 _MODELS = frozenset(["llama"])  # of the modules that a release looks for in a folder of its own, all that it finds
 
+NUMBERS = Numbers()
+"""Of the objects of the one release that this process imports."""
 Edit = Callable[[str, str], str | ast.Module]  # (name of a module of the release, its source) -> what is run
 
 
@@ -62,7 +65,7 @@ def install(
     answered as said above. Its modules get `modules` in place of the real ones of those names, and those of ON_DEVICE
     `compiled`.
     """
-    modules = {**modules, "pkgutil": overridden(pkgutil, iter_modules=_few_modules)}
+    modules = {**modules, **NUMBERS.modules(), "pkgutil": overridden(pkgutil, iter_modules=_few_modules)}
     sys.path.insert(0, str(root))  # for its version, which it looks up by importlib.metadata
     sys.meta_path[:0] = [_Fabrication(), _Release(root, package, modules, compiled, edit)]
     for name in sorted(ABSENT):
@@ -124,7 +127,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
                 return overridden(found, is_cuda=_always)
             return found
 
-        self._builtins = {**vars(builtins), "__import__": import_}
+        self._builtins = {**vars(builtins), **NUMBERS.names(), "__import__": import_}
 
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module)["__builtins__"] = self._builtins
