@@ -80,13 +80,13 @@ class LockstepLog(MemoryLog):
     """What memcheck saw in lockstep.
 
     kernel     the last one that was launched
-    races      the kernels of which two programs race: then another order of programs may show something else
+    races      by kernel of which two programs race, what the first race of it is: another order may show something else
     undefined  what an undefined lane decided: "a branch (line 12)"
     watch      what is known of memory; what the function left undefined, afterwards
     """
 
     kernel: str = ""
-    races: set[str] = field(default_factory=set)
+    races: dict[str, str] = field(default_factory=dict)
     undefined: set[str] = field(default_factory=set)
     watch: Watch | None = None
 
@@ -150,7 +150,9 @@ def _lockstep_checks(log: LockstepLog, poison: int, numbers: Any, *, lanes: bool
 
         def race(self, kind: str, *, between: bool, line: str, element: str = "") -> None:
             if between:
-                log.races.add(log.kernel)
+                place = f"for {element} " if element else ""
+                text = f"a {kind} race {place}of two programs of {log.kernel} (line {line.rpartition(':')[2]})"
+                log.races.setdefault(log.kernel, text)
 
     return Logged()
 

@@ -33,6 +33,13 @@ OFFSETS_FIT = Rule(
     "no offset overflows its integer type at sizes that an engine allows",
     Severity.UNDEFINED_BEHAVIOUR,
 )
+DOES_NOT_RACE = Rule(
+    "O12",
+    "program-race",
+    "of two programs of a launch, none writes what the other reads or writes otherwise, unless atomic operations "
+    "order them",
+    Severity.UNDEFINED_BEHAVIOUR,
+)
 
 # Worst first: when one defect breaks several rules, its finding is named after the first of them.
 RULES: tuple[Rule, ...] = (
@@ -45,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     KEEPS_RELATIONS,
     IGNORES_UNDEFINED,
     IGNORES_ORDER,
+    DOES_NOT_RACE,
     STAYS_IN_BOUNDS,
     OFFSETS_FIT,
 )

@@ -112,6 +112,7 @@ class Launched:
     `stray`    the first access outside of every tensor that the interpreter saw, "" for none
     `lines`    the lines of loads without `other` of which lanes were masked off
     `undefined`  what undefined values decided: "a branch (line 12)"
+    `race`     the first race of two programs that the lockstep interpreter saw, "" for none
     `marks`    by output, where it has some, which elements hold undefined values, bool
     `fallback` why all this is of Triton's interpreter, None where it is of the lockstep interpreter or of a GPU
     """
@@ -124,6 +125,7 @@ class Launched:
     stray: str = ""
     lines: frozenset[int] = frozenset()
     undefined: tuple[str, ...] = ()
+    race: str = ""
     marks: Tensors = field(default_factory=dict)
     fallback: Fallback | None = None
 
@@ -153,7 +155,7 @@ class LaunchHere:
         of these is what they do one after the other. With a value of its own in each undefined lane it stays in
         lockstep, as it did without: Triton's interpreter gives all the same, and a race or an error now is of these.
         """
-        fallback = None
+        fallback, race = None, ""
         if interpreted():
             unwritten = [arg.name for arg in op.outputs if arg.role is Role.OUT and arg.prefill is None]
             guarded = guarded_arguments(op, case, which, self.device, subject.strided)
@@ -170,6 +172,7 @@ class LaunchHere:
                 if freedoms.apart:
                     return launched
                 if log.races:
+                    race = log.races[min(log.races)]
                     fallback = Fallback(op.name, subject.name, min(log.races), "race")
                 elif launched.raised:
                     fallback = Fallback(op.name, subject.name, log.kernel, "error")
@@ -179,7 +182,7 @@ class LaunchHere:
         with watched(which, freedoms) as classic:
             launched = self._left(op, subject, case, guarded, classic)
         is_no_other = fallback is not None and fallback.why == "error" and launched.raised
-        return launched if is_no_other else replace(launched, fallback=fallback)
+        return launched if is_no_other else replace(launched, fallback=fallback, race=race)
 
     def _left(
         self, op: Op, subject: Subject, case: Case, guarded: dict[str, GuardedTensor], log: MemoryLog
@@ -280,6 +283,8 @@ def run_case(
         return Outcome((), "", checked=False)
     if not found and run.undefined:
         found += run.depends_on_undefined(results[0])
+    if run.race:
+        found.append(Violation(rules.DOES_NOT_RACE, run.race, "accesses that are ordered", run.race))
     if related and not found:
         found += _broken_relation(op, subject, case, launcher)
     return Outcome(tuple(found), _digest(op, case, results, found))
@@ -318,6 +323,7 @@ class _Run:
         self.expected = op.expected(case)
         self.defined = op.defined(case, self.expected)
         self.undefined: set[str] = set()
+        self.race = ""
 
     def twice(self, freedoms: Freedoms) -> tuple[list[Violation], list[Tensors], set[int]]:
         """The violations under both poisons, the defined results of each, and the lines of the loads without `other`
@@ -341,6 +347,7 @@ class _Run:
         """The violations of one run, its outputs (None when it raised), and the lines as `Launched` has them."""
         op, case = self._op, self._case
         launched = self._launcher.launch(op, self._subject, case, which, freedoms)
+        self.race = self.race or launched.race
         if launched.misfit:
             text = launched.raised
             return [Violation(rules.FITS_CONTRACT, text, "outputs as the contract says", text)], None, launched.lines

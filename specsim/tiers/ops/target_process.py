@@ -145,6 +145,7 @@ class _Left(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     stray: str
     lines: list[int]
     undefined: list[str]
+    race: str
     marks: dict[str, _Tensor]
     fallback: tuple[str, Literal["unsupported", "race", "error"], list[str]] | None
 
@@ -252,6 +253,7 @@ class TargetProcess:
             answer.stray[:_TEXT_MAX],
             frozenset(answer.lines),
             tuple(use[:_TEXT_MAX] for use in answer.undefined),
+            answer.race[:_TEXT_MAX],
             marks,
             fallback,
         )
@@ -539,6 +541,7 @@ def _answer(question: Any, subject: Subject, launcher: LaunchHere) -> _Answer:
         stray=launched.stray,
         lines=sorted(launched.lines),
         undefined=list(launched.undefined),
+        race=launched.race,
         marks=_wires(launched.marks),
         fallback=(of.kernel, of.why, list(of.names)) if (of := launched.fallback) else None,
     )
