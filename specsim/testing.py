@@ -77,13 +77,14 @@ def assert_matches(
     __tracebackhide__ = True
     from specsim.contracts.provider import MappingProvider
     from specsim.contracts.registry import OPS
+    from specsim.tiers.ops.rules import DOES_NOT_RAISE
     from specsim.tiers.ops.run import LaunchHere
     from specsim.tiers.ops.suite import Limits, check_subject
 
     subjects, not_run = MappingProvider("the test", {operation: function}).subjects()
     if not subjects:
         raise UsageError(
-            next(f"{e.what}: {e.why}" for e in not_run if e.what == operation), "see specsim.contracts.contract"
+            next(f"{e.what}: {e.why}" for e in not_run if e.what == operation), f"see `specsim template {operation}`"
         )
     (subject,) = subjects
     op = OPS[operation]
@@ -92,7 +93,18 @@ def assert_matches(
         return
     result = check_subject(op, subject, seed=seed, limits=Limits(cases), launcher=LaunchHere(device))
     if found := result.counterexample:
+        if found.rule is DOES_NOT_RAISE and _lacks_a_driver(found):
+            raise UsageError(
+                f"{operation} launches Triton kernels, and there is neither a GPU nor Triton's interpreter",
+                "set TRITON_INTERPRET=1 before triton is imported, or run pytest with --specsim-interpreter",
+            )
         raise AssertionError(_mismatch(op, subject, found, _target_of(function), seed, device, Path(out), result.cases))
+
+
+def _lacks_a_driver(found: Counterexample) -> bool:
+    """Whether what was raised is Triton's, that it has no GPU to compile for."""
+    violations = found.outcome.violations if found.outcome is not None else ()
+    return any("active drivers" in violation.actual for violation in violations)
 
 
 def _target_of(function: Any) -> str:

@@ -163,6 +163,11 @@ class NotRun:
     why: str
 
 
+NO_OPERATION = "specsim has no operation of this name"
+OTHER_CALL = "it cannot be called as its contract says: "
+"""How the reason begins where whoever provides a function names or defines it wrongly."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fallback:
     """Calls of an implementation that ran in Triton's own interpreter, and not in lockstep.

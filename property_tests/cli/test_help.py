@@ -155,6 +155,14 @@ def test_the_prefix_of_every_engine_is_answered_when_one_letter_is_missing() -> 
             parse_target(f"{engine[:-2]}{engine[-1]}==1.0")
 
 
+def test_the_file_of_a_module_is_answered_with_its_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        parse_target("mine")
+    assert "did you mean mine:provider" in str(refused.value)
+
+
 @given(st.lists(st.text("abcd", min_size=3, max_size=6), min_size=1, unique=True))
 def test_a_name_that_is_there_is_what_was_meant_and_the_suggestion_is_always_a_name(names: list[str]) -> None:
     assert did_you_mean(names[0].upper(), names).startswith(f"did you mean {names[0]}")

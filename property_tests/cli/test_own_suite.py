@@ -85,10 +85,19 @@ def test_a_mismatch_is_reported_on_the_smallest_case_and_replays_it_alone(monkey
 
 
 def test_a_function_that_cannot_be_called_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(UsageError, match="no operation of this name; it has"):
+    with pytest.raises(UsageError, match="no operation of this name; did you mean fill_bonus_tokens"):
         assert_matches("fill_bonus_token", last_column)
-    with pytest.raises(UsageError, match="another signature"):
+    with pytest.raises(UsageError, match="cannot be called as its contract says"):
         assert_matches(OPERATION, lambda predict: predict)
+
+
+def test_a_kernel_that_has_neither_a_gpu_nor_the_interpreter_is_no_finding() -> None:
+    def launched(predict: torch.Tensor, accept_index: torch.Tensor, accept_lens: torch.Tensor) -> None:
+        raise RuntimeError("0 active drivers ([]). There should only be one.")  # as Triton says it
+
+    with pytest.raises(UsageError, match=r"neither a GPU nor Triton's interpreter") as raised:
+        assert_matches(OPERATION, launched, cases=3)
+    assert "TRITON_INTERPRET=1" in raised.value.remedy
 
 
 def test_a_rule_that_is_off_is_reported_with_the_exact_distance() -> None:

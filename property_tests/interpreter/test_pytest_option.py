@@ -104,7 +104,7 @@ def test_a_test_fails_for_what_its_launches_do_wrong(suite: Path, interpreted: s
 
 def test_what_is_left_to_triton_is_in_the_summary(suite: Path) -> None:
     ended = run_pytest(suite, "--specsim-interpreter", "-k", "right or cannot")
-    assert "specsim: 1 launches in lockstep" in ended.stdout, ended.stdout + ended.stderr
+    assert "specsim: 1 launch in lockstep" in ended.stdout, ended.stdout + ended.stderr
     assert "specsim: left to Triton: prints, for tl." in ended.stdout
 
 

@@ -11,6 +11,7 @@ from property_tests.support.forked_target import forked
 from specsim.errors import UsageError
 from specsim.tiers.checking import run_suite
 from specsim.tiers.messages import Request
+from specsim.verdict import OTHER_CALL
 
 PROVIDERS = """
     import os, sys, time
@@ -99,8 +100,8 @@ TOLD = {
     "mine:p_lacks": ("not run", "fill_bonus_tokens: mine:p_lacks does not provide it"),
     "mine:p_names_another": ("not run", "fill_bonus_token: specsim has no operation of this name"),
     "mine:p_names_none": ("not run", "3: specsim has no operation of this name"),
-    "mine:p_holds_a_number": ("not run", "fill_bonus_tokens: 7 is a int, not a function"),
-    "mine:p_other": ("not run", "fill_bonus_tokens: another signature: other(predict)"),
+    "mine:p_holds_a_number": ("not run", f"fill_bonus_tokens: {OTHER_CALL}7 is a int, not a function"),
+    "mine:p_other": ("not run", f"fill_bonus_tokens: {OTHER_CALL}other(predict)"),
     "mine:p_prints": ("ok", ""),
     "mine:p_exits": ("O8", "ends its process (exit code 3)"),
     "mine:p_leaves": ("O8", "ends its process (exit code 0)"),

@@ -25,7 +25,7 @@ from specsim.commands.suites import (
     verdict_of,
 )
 from specsim.errors import UsageError
-from specsim.findings.comparison import compare, not_checked
+from specsim.findings.comparison import compare, mistaken, not_checked
 from specsim.verdict import INCOMPLETE, NOT_CHECKED, Verdict
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def check_one_target(
             verdict.not_checked = ()
     else:
         verdict = _checked_with(beside, asked, options)
+    verdict.not_checked = (*mistaken(verdict), *verdict.not_checked)
     data = verdict.to_json()
     is_written = update_baseline and not verdict.interrupted and verdict.verdict != "error"
     written = _written(beside, verdict) if is_written and isinstance(beside, Path) else ""

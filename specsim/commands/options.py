@@ -20,10 +20,12 @@ CacheOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
 SeedOption = Annotated[str, typer.Option("--seed", help="A number or a commit hash.")]
-NoSeedOption = Annotated[str, typer.Option("--seed", help="Accepted, as by every command: nothing here is drawn.")]
+NoSeedOption = Annotated[
+    str, typer.Option("--seed", hidden=True, help="Accepted, as by every command: nothing here is drawn.")
+]
 NoBudgetOption = Annotated[
     float | None,
-    typer.Option("--budget-seconds", min=0.0, max=SECONDS_MAX, help="Accepted, as by every command: this is short."),
+    typer.Option("--budget-seconds", hidden=True, min=0.0, max=SECONDS_MAX, help="Accepted, as by every command."),
 ]
 HangOption = Annotated[
     float, typer.Option(min=1.0, max=SECONDS_MAX, help="Seconds after which a call or schedule counts as hung.")

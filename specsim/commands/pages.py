@@ -19,7 +19,7 @@ from specsim.commands.options import tell
 from specsim.deadline import SPENT, Deadline
 from specsim.errors import UsageError
 from specsim.files import attempt, save_json, save_text, write_text
-from specsim.verdict import FORMAT, Severity
+from specsim.verdict import FORMAT, NOT_CHECKED, Severity
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -187,9 +187,9 @@ def write_report(
     save_text(html / "index.html", index_of(str(given), entries, tables_of(data)))
     shown = sum(bool(entry.page) for entry in entries)
     typer.echo(f"{html / 'index.html'}: {_counted(shown, len(entries) - shown)}")
-    for entry in entries:
-        if not entry.page:
-            tell(f"   without a page: {entry.file}: {entry.why_not}")
+    for why, files in _without_a_page(entries).items():
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        tell(f"   without a page: {files[0]}{more}: {why}")
     if json_file is not None:
         rows = [
             {name: getattr(entry, name) for name in ("file", "page", "finding", "why_not", "group")}
@@ -198,6 +198,17 @@ def write_report(
         save_json(json_file, {"index": str(html / "index.html"), "entries": rows})
     if not is_replay:
         raise UsageError(f"no file in {given} is a replay file", REMEDY)
+    if not shown:
+        raise typer.Exit(NOT_CHECKED)
+
+
+def _without_a_page(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """The files that have none, by why."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        if not entry.page:
+            found.setdefault(entry.why_not, []).append(entry.file)
+    return found
 
 
 Answered = Callable[[], tuple["Replay", Mapping[str, Any] | None]]

@@ -50,6 +50,7 @@ def shrink(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
     out: Annotated[Path, output_folder("--out", help="Folder for the smaller replay file.")] = FINDINGS,
     attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
+    target: Annotated[str | None, typer.Option(help="Shrink it on this. Default: what it was found on.")] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write the file and its sizes to this file.")] = None,
     trust: TrustOption = False,
     seed: NoSeedOption = "0",
@@ -62,6 +63,7 @@ def shrink(
 ) -> None:
     """Make a replay file smaller, with more attempts than `check` takes. An interrupt keeps the smallest by then."""
     from specsim import interrupts, replay_file
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
     from specsim.tiers.registry import rule_label
     from specsim.tiers.replaying import Smaller, request_of
@@ -70,7 +72,8 @@ def shrink(
     accept_seed(seed)
     stored = replay_file.load(file)
     size, unit = stored.size
-    announce_replay(file, stored, stored.target, named=False, trust=trust)
+    text = parse_target(target or stored.target).text
+    announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
     note_stale(file, stored)
     seconds = math.inf if budget_seconds is None else budget_seconds
     with interrupts.gentle():
@@ -82,7 +85,7 @@ def shrink(
             before = len(stored.tape), size
             made = Smaller(kept, before, before)
         else:
-            request = request_of(stored, stored.target, open_cache(cache_dir).folder, hang_seconds)
+            request = request_of(stored, text, open_cache(cache_dir).folder, hang_seconds)
             made = shrink_file(request, file, out, attempts, seconds)
         interrupted = interrupts.asked()
     if not made.same_source:
@@ -90,8 +93,11 @@ def shrink(
     if not made.same_case:
         typer.echo("its tape stands for another case now, which shows the finding too: the new file is of that")
     (choices, size), (choices_now, size_now) = made.before, made.after
-    typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
-    typer.echo(replay_file.command(str(made.replay), stored.target, stored.target))
+    now = f"{choices_now} choices and {size_now} {unit} now"
+    if made.before == made.after:
+        now = f"and nothing smaller was found in {attempts} attempts"
+    typer.echo(f"{choices} choices and {size} {unit} before, {now}")
+    typer.echo(replay_file.command(str(made.replay), text, text))
     if json_file is not None:
         sizes = {"before": {"choices": choices, "size": size}, "after": {"choices": choices_now, "size": size_now}}
         save_json(json_file, {"replay": str(made.replay), "unit": unit, **sizes})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 _HEAD = '''"""Functions of your own, for `specsim check {module}:provider`.
 
-Each takes its contract's arguments by name and returns the outputs in the order below, or names outputs as parameters
-too and writes them in place. Until you put yours in its place, each is the reference.
+Each takes its contract's arguments by name. It returns the outputs in the order below; or, as a launch of a Triton
+kernel does, it names them as parameters, too, and writes them in place. Then they hold no values yet, but for those
+that are "prefilled". Inputs are contiguous. Until you put yours in its place, each function is the reference.
 """
 
 from specsim.contracts.registry import REFERENCE
@@ -27,7 +29,9 @@ from specsim.contracts.registry import REFERENCE
 
 
 def template(
-    operations: Annotated[list[str], typer.Argument(metavar="OPERATION...", help="Operations to provide.")],
+    operations: Annotated[
+        list[str] | None, typer.Argument(metavar="OPERATION...", help="Operations to provide; without any, lists them.")
+    ] = None,
     out: Annotated[Path, output_file("--out", help="The file to write; it must not be there.")] = Path("provider.py"),
     json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
     seed: NoSeedOption = "0",
@@ -37,6 +41,9 @@ def template(
     from specsim.contracts.registry import OPS
 
     accept_seed(seed)
+    if not operations:
+        _print_list()
+        return
     for name in operations:
         if name not in OPS:
             raise no_such("operation", name, sorted(OPS))
@@ -55,29 +62,31 @@ def template(
 def source_of(module: str, chosen: list[Op]) -> str:
     """The adapter as text."""
     provider = "".join(f'    "{op.name}": {op.name},\n' for op in chosen)
-    functions = "\n".join(map(_function, chosen))
+    functions = "\n\n".join(map(_function, chosen))
     return f"{_HEAD.format(module=module)}\n{functions}\n\nprovider = {{\n{provider}}}\n"
 
 
 def _function(op: Op) -> str:
-    from specsim.contracts.contract import Role, TensorArg
+    from specsim.contracts.contract import Role, documentation_of
 
-    lines = [f"    {arg.name}: {_described(arg)}" for arg in op.args]
-    outs = {arg.name for arg in op.tensor_args if arg.role is Role.OUT}
-    taken = [arg.name for arg in op.args if not isinstance(arg, TensorArg) or arg.name not in outs]
-    passed = ", ".join(f"{name}={name}" for name in taken)
-    parameters = ", ".join(taken)
-    return (
-        f'def {op.name}({parameters}):\n    """{op.summary[:1].upper()}{op.summary[1:]}.\n\n'
-        + "\n".join(lines)
-        + f'\n    """\n    return REFERENCE["{op.name}"]({passed})\n\n'
-    )
+    outs = [arg.name for arg in op.tensor_args if arg.role is Role.OUT]
+    taken = [arg.name for arg in op.args if arg.name not in outs]
+    body = textwrap.indent(documentation_of(op), "    ").strip()
+    if outs:
+        in_place = textwrap.fill(f"def {op.name}({', '.join([*taken, *outs])})", 96, subsequent_indent=" " * 8)
+        body += f"\n\n    In place:\n\n{textwrap.indent(in_place, '        ')}"
+    call = "".join(f"        {name}={name},\n" for name in taken)
+    parameters = "".join(f"    {name},\n" for name in taken)
+    return f'def {op.name}(\n{parameters}):\n    """{body}\n    """\n    return REFERENCE["{op.name}"](\n{call}    )\n'
 
 
-def _described(arg: object) -> str:
-    from specsim.contracts.contract import TensorArg
+def _print_list() -> None:
+    """The operations that there are, by family."""
+    from specsim.contracts.registry import OPS
 
-    if not isinstance(arg, TensorArg):
-        return f"int: {getattr(arg, 'doc', '')}"
-    shape = ", ".join(map(str, arg.shape))
-    return f"{arg.role.value} [{shape}] {str(arg.dtype).removeprefix('torch.')}: {arg.doc}"
+    family = ""
+    for op in OPS.values():
+        if op.family != family:
+            family = op.family
+            typer.echo(f"{family}:")
+        typer.echo(f"  {op.name:<40}  {op.summary[:1].lower()}{op.summary[1:]}")

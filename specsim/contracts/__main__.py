@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 
-from specsim.contracts.contract import Op
+from specsim.contracts.contract import Op, documentation_of
 from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 
 _HEAD = """# Operations
@@ -31,10 +30,8 @@ def page() -> str:
 
 
 def _section(op: Op) -> str:
-    text = inspect.getdoc(op.reference) or ""
-    for results in re.findall(r"^-> (\w+)$", text, re.MULTILINE):
-        text += f"\n\n{results}: {inspect.getdoc(getattr(inspect.getmodule(op.reference), results))}"
     note = " specsim has no kernel of it." if op.name in WITHOUT_A_KERNEL else ""
+    text = documentation_of(op)
     return f"### `{op.name}`\n\n```text\n{text}\n```\n\nCompared exactly{_within(op)}; {op.aliasing}.{note}\n"
 
 

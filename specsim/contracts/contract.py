@@ -283,3 +283,13 @@ def _parameter_names(implementation: Implementation) -> set[str] | None:
         return set(inspect.signature(implementation).parameters)
     except (TypeError, ValueError):
         return None
+
+
+def documentation_of(op: Op) -> str:
+    """What an operation does: of each argument its shape, dtype and values, of each result what it holds and which of
+    it is defined.
+    """
+    text = inspect.getdoc(op.reference) or ""
+    for results in re.findall(r"^-> (\w+)$", text, re.MULTILINE):
+        text += f"\n\n{results}: {inspect.getdoc(getattr(inspect.getmodule(op.reference), results))}"
+    return text

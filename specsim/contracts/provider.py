@@ -14,7 +14,8 @@ from functools import partial
 from typing import Literal, Protocol
 
 from specsim.contracts.contract import Implementation, Op, Role, Sizes, Tensors
-from specsim.verdict import NotRun
+from specsim.errors import did_you_mean
+from specsim.verdict import NO_OPERATION, OTHER_CALL, NotRun
 
 Reach = str  # "default" | "option" | "guarded:FILE:LINE" | "not called" | "unknown"
 
@@ -91,7 +92,7 @@ class MappingProvider:
 
         found: list[Subject] = []
         missing = [
-            NotRun(str(name), f"specsim has no operation of this name; it has {', '.join(sorted(OPS))}")
+            NotRun(str(name), f"{NO_OPERATION}; {did_you_mean(str(name), OPS) or '`specsim template` lists them'}")
             for name in self._mapping
             if name not in OPS
         ]
@@ -119,7 +120,7 @@ class MappingProvider:
 def _refusal(op: Op, call: object) -> str:
     """Why something cannot be called as an operation's contract says, "" when it can."""
     if not callable(call):
-        return f"{call!r:.80} is a {type(call).__name__}, not a function"
+        return f"{OTHER_CALL}{call!r:.80} is a {type(call).__name__}, not a function"
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
@@ -131,7 +132,10 @@ def _refusal(op: Op, call: object) -> str:
         signature.bind(**dict.fromkeys([*inputs, *named]))
     except TypeError as error:
         name = getattr(call, "__name__", type(call).__name__)
-        return f"another signature: {name}{signature}, {error}; the contract passes {', '.join(inputs)} by name"
+        others = [n for n in signature.parameters if n not in {arg.name for arg in op.args}]
+        meant = f" ({near})" if others and (near := did_you_mean(others[0], inputs)) else ""
+        why = f"{others[0]!r} is none of the contract's arguments{meant}" if others else str(error)
+        return f"{OTHER_CALL}{name}{signature}: {why}; it is called with {', '.join(inputs)} by name"
     return ""
 
 

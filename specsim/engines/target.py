@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from specsim.engines.registry import ENGINES
@@ -188,6 +189,8 @@ def _hint(text: str) -> str:
     if path.endswith(".py") and _is_dotted(name):
         module = path.removesuffix(".py").lstrip("./").replace("/", ".")
         return f"did you mean {module}:{name}, a module and not a file?"
+    if _is_dotted(text) and Path(f"{text}.py").is_file():
+        return f"did you mean {text}:provider, an object of that module?"
     if "." in text and _is_dotted(text):
         return f"did you mean {':'.join(text.rsplit('.', 1))}?"
     if "/" in text:

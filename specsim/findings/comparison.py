@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from specsim.engines.triage import is_known_in
-from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_rest
+from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_mistake, is_rest
 from specsim.tiers.registry import TIERS
 from specsim.verdict import Compared, FailOn, NotRun, Verdict
 
@@ -132,6 +132,16 @@ def not_checked(
     unique = {entry.what: entry for entry in reversed(entries)}
     names = dict.fromkeys(entry.what for entry in entries)
     return tuple(unique[what] for what in names if not any(fnmatchcase(what, pattern) for pattern in allowed))
+
+
+def mistaken(verdict: Verdict) -> tuple[NotRun, ...]:
+    """What a provider of the user's own names or defines wrongly, so that it was not run: no verdict passes it."""
+    return tuple(
+        NotRun(f"{suite.name}:{entry.what}", entry.why)
+        for suite in verdict.suites
+        for entry in suite.not_run
+        if is_mistake(entry.why)
+    )
 
 
 def _lost(verdict: Verdict, reach: Reach, operation: str) -> Iterator[NotRun]:

@@ -21,7 +21,10 @@ from specsim.verdict import REACHES
 
 RULES = all_rules()
 FORMAT = "specsim.explained/1"
-REMEDY = "name a rule by its number or slug, such as I32 or stale-result, or give the signature of a finding"
+REMEDY = (
+    "name a rule by its number or slug, such as I32 or stale-result, or give a replay file, or the signature of a "
+    f"known finding or of one whose file is in {replay_file.FINDINGS}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,14 @@ class Fixture:
     title: str
     found_on: str
     shown_on: tuple[str, ...]
+
+
+def own_findings(folder: Path) -> list[Fixture]:
+    """The replay files that a check of the user's left in a folder, by name; what is none is passed over."""
+    return [
+        Fixture(file, stored.rule, stored.signature, stored.title, stored.target, (stored.target,))
+        for file, stored in replay_file.load_all(folder)
+    ]
 
 
 def fixtures_of(folder: Path) -> list[Fixture]:

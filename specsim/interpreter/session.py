@@ -41,7 +41,10 @@ class Session:
 
     def told(self) -> list[str]:
         """What was run, and what was left to Triton."""
-        lines = [f"{self.launches.count} launches in lockstep"]
+        count = self.launches.count
+        lines = [f"{count} launch{'es' * (count != 1)} in lockstep"]
+        if not count:
+            lines = ["no launch by a test itself; assert_matches checks the launches of what it calls, races included"]
         fallen_back = sorted(self.launches.fallen_back.items())
         return lines + [f"left to Triton: {kernel}, for {', '.join(names)}" for kernel, names in fallen_back]
 

@@ -17,7 +17,7 @@ from specsim.deadline import SPENT
 from specsim.interrupts import WHY
 from specsim.report.page.plain import visible
 from specsim.report.terminal import INDENT, LABEL, TEXT_MAX, console_of, escape, print_row, show, table_of, wrapped
-from specsim.tiers.not_run import is_absent
+from specsim.tiers.not_run import is_absent, is_mistake
 from specsim.tiers.registry import TIERS, rule_label
 from specsim.verdict import REACHES, Compared, Finding, NotRun, Suite, Verdict
 
@@ -124,6 +124,8 @@ def _what_to_do(verdict: Verdict, detail: Detail) -> str:
         return "The last line says why; nothing is called new or known."
     if verdict.verdict == "error":
         return "Above is why; specsim doctor says what is missing here."
+    if any(is_mistake(entry.why) for entry in verdict.not_checked) and not verdict.new:
+        return "The last lines say what to mend in what provides it, or to take out."
     if verdict.not_checked and not verdict.new:
         return "The last lines say what; --allow-not-run NAME accepts that it is not checked."
     if verdict.nondeterministic and not verdict.new:
@@ -225,7 +227,7 @@ def _lines_of(console: Console, rows: Iterable[tuple[str, str]]) -> list[str]:
 def _blame_sentence(finding: Finding) -> str:
     if finding.blame == "caller":
         return f"the caller: how {finding.provider} calls {finding.op}, or what it does in its place"
-    return f"the kernel: {finding.op} of {finding.provider}, as documented"
+    return f"the kernel: {finding.op} of {finding.provider}, called as its contract says"
 
 
 def _changed_rows(finding: Finding) -> list[tuple[str, str]]:

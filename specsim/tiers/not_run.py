@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specsim.deadline import SPENT
 from specsim.interrupts import WHY
-from specsim.verdict import NotRun
+from specsim.verdict import NO_OPERATION, OTHER_CALL, NotRun
 
 LACKS = "it has no "
 """How a reason begins where a suite knows nothing of that name."""
@@ -17,6 +17,11 @@ def is_absent(why: str) -> bool:
     """Whether something was not run since the target does not have it."""
     begins, ends = ABSENT
     return why.startswith(begins) or why.endswith(ends)
+
+
+def is_mistake(why: str) -> bool:
+    """Whether something was not run since whoever provides it names or defines it wrongly."""
+    return why.startswith((NO_OPERATION, OTHER_CALL))
 
 
 def is_rest(entry: NotRun) -> bool:
