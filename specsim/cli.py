@@ -35,7 +35,7 @@ from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import NondeterministicError, UsageError
 from specsim.files import save_json
-from specsim.verdict import INTERRUPTED, NONDETERMINISM, USAGE
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_CHECKED, USAGE
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -200,7 +200,8 @@ def report(
         request = replaying.request_of(stored, on or stored.target, open_cache(cache_dir).folder, hang_seconds)
         return replaying.replay(request, file, record=True)
 
-    write_report(folder[0], html, data, noted, cache_dir, json_file, budget_seconds, on, announced)
+    if not write_report(folder[0], html, data, noted, cache_dir, json_file, budget_seconds, on, announced):
+        raise typer.Exit(NOT_CHECKED)
 
 
 @app.command(cls=Command)

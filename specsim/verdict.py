@@ -33,6 +33,7 @@ class Severity(enum.StrEnum):
     """How bad a finding is, worst first."""
 
     WRONG_RESULT = "wrong-result"
+    CRASH = "crash"
     LEAK = "leak"
     UNDEFINED_BEHAVIOUR = "undefined-behaviour"
     METRIC = "metric"
@@ -46,6 +47,7 @@ class Severity(enum.StrEnum):
 
 _MEANINGS = {
     Severity.WRONG_RESULT: "users get other tokens than they should, or state is left from which they will",
+    Severity.CRASH: "something raises, hangs or ends its process, and whoever waits for it gets nothing",
     Severity.LEAK: "memory is not given back, until a server that runs for long has none left",
     Severity.UNDEFINED_BEHAVIOUR: "the result rests on memory, an order or a size that nothing guarantees, "
     "even where it comes out right today",

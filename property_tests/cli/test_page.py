@@ -53,6 +53,7 @@ from specsim.tiers.ops.page import COLUMNS_MAX, ROWS_MAX, tensors_of
 from specsim.tiers.ops.run import compared
 from specsim.tiers.registry import TIERS
 from specsim.tiers.states import changed, ranges
+from specsim.tiers.tier import Page
 
 BYTES_MAX = 2_000_000
 HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}
@@ -509,3 +510,12 @@ def test_a_report_links_a_page_for_each_finding_and_says_why_one_has_none(tmp_pa
     assert "ops:ops:" not in index
     for text in ("1 finding<", "Which release has which bug", "Historic bugs put back", "Speed", "A02-retracted"):
         assert text in index
+
+
+def test_a_finding_that_is_gone_keeps_its_own_rule_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = replay_file.load(ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json")
+    other = {"rule": "S3", "sentence": "another rule", "where": "other.py:1", "actual": "5"}
+    monkeypatch.setattr(type(TIERS[stored.tier]), "page", lambda *_arguments: Page("schedule", other, {}))
+    finding = payload_of(stored, {}, Shown("sglang@.", "specsim replay x.json", "gone"))["finding"]
+    assert finding["sentence"] == TIERS[stored.tier].rules[stored.rule].sentence
+    assert (finding["where"], finding["actual"]) == (stored.where, "")

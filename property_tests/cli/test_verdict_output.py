@@ -20,6 +20,7 @@ from specsim.lifting.cache import Cache
 from specsim.lifting.lift import DriftError
 from specsim.report.check import (
     FINDING_LINES_MAX,
+    LAST_LINES,
     SHOWN_IN_FULL,
     Detail,
     kind_of,
@@ -181,7 +182,8 @@ def test_a_finding_in_full_is_at_most_25_lines_and_ends_with_its_command(printed
     last = next(number for number, line in enumerate(lines) if line.startswith("   replay"))
     assert last - first + 1 <= FINDING_LINES_MAX
     assert lines[last].endswith("specsim replay found/aa.json")
-    assert any("more lines with -v" in line for line in lines)
+    cut = next(number for number, line in enumerate(lines) if "more lines with -v" in line)
+    assert last - cut - 2 == LAST_LINES  # the signature stands between
     assert any("x59 = " in line for line in printed(verdict(long), Detail(verbose=True)))
 
 

@@ -306,6 +306,14 @@ def test_an_unknown_revision_is_named(repository: Path, revision: str) -> None:
         GitSource(repository, revision, SGLANG)
 
 
+def test_the_branch_that_is_there_is_named_where_a_remote_one_is_not(repository: Path) -> None:
+    subprocess.run(["git", "-C", str(repository), "branch", "left"], check=True)
+    with pytest.raises(UsageError) as refused:
+        GitSource(repository, "origin/left...", SGLANG)
+    assert "no commit 'origin/left'" in refused.value.problem
+    assert refused.value.remedy.startswith("it has 'left'")
+
+
 @pytest.mark.parametrize("revision", ["-h", "--git-dir=x", "", "a\0b", "...", "a..b", "a...b..."])
 def test_a_revision_cannot_be_an_option_of_git(repository: Path, revision: str) -> None:
     with pytest.raises(UsageError, match="is not a git revision"):

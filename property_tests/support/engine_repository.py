@@ -53,17 +53,18 @@ MISTAKES = {
 
 
 class EngineRepository:
-    """The repository at `root`, whose one commit is HEAD and `origin/main`."""
+    """The repository at `root`, whose one commit is HEAD, `main` and `origin/main`."""
 
     def __init__(self, root: Path, wheel: Path, layout: str, settings: str) -> None:
         self.root, self.package = root, root / layout / "sglang"
         with zipfile.ZipFile(wheel) as archive:  # without libraries, which no repository has
             archive.extractall(root / layout, [name for name in archive.namelist() if not name.endswith(".so")])
         (root / "pyproject.toml").write_text(settings)
-        self.git("init", "-q")
+        self.git("init", "-q", "-b", "change")
         self.git("add", "-A")
         self.git("-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-q", "-m", "base")
-        self.git("update-ref", "refs/remotes/origin/main", "HEAD")
+        for branch in ("heads/main", "remotes/origin/main"):
+            self.git("update-ref", f"refs/{branch}", "HEAD")
 
     def git(self, *arguments: str) -> str:
         ended = subprocess.run(["git", "-C", str(self.root), *arguments], capture_output=True, text=True, check=True)

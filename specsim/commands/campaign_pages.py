@@ -21,6 +21,7 @@ from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
 from specsim.report.page.charts import Chart, Line, Mark, span
 from specsim.report.page.index import Table
 from specsim.tiers.registry import rule_label
+from specsim.verdict import Severity
 
 if TYPE_CHECKING:
     from specsim.fuzz.store import StoredBatch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = "specsim.campaign/1"
 LINES_MAX = 6  # of a chart, by target
 MODEL_SCHEDULES = 200  # that say what can be reached where no store has the model
-_SEVERITIES = ("wrong-result", "leak", "undefined-behaviour", "metric", "by-design")
+_SEVERITIES = tuple(Severity)
 _STATES = ("open", "not applicable", "fixed")
 
 

@@ -19,7 +19,7 @@ from specsim.commands.options import tell
 from specsim.deadline import SPENT, Deadline
 from specsim.errors import UsageError
 from specsim.files import attempt, save_json, save_text, write_text
-from specsim.verdict import FORMAT, NOT_CHECKED, Severity
+from specsim.verdict import FORMAT, Severity
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -79,13 +79,13 @@ def _verdict(stored: Replay, answer: Mapping[str, Any], outcome: Outcome, target
     from specsim.tiers.tier import State
 
     if outcome.state is State.GONE:
-        return f"Not reproduced on {target}."
+        return f"{target} does not show it."
     if outcome.state is State.UNHEARD:
         return f"Not checked: {outcome.reason}."
     if outcome.state is not State.SHOWN:
         return "The file no longer applies."
     if target != stored.target:
-        return f"Found on {stored.target}, reproduced on {target}."
+        return f"Found on {stored.target}, and {target} shows it."
     if answer.get("digest") == stored.digest:
         return "Reproduced, bit for bit."
     return "Reproduced; the code has changed since it was found."
@@ -147,10 +147,11 @@ def write_report(
     budget_seconds: float | None = None,
     target: str | None = None,
     announced: Callable[[Replay, Path], None] = lambda _stored, _file: None,
-) -> None:
-    """The index of the replay files of a folder or verdict, with a page for each. `noted` replays a file, on `target`
-    where one is named, states or outputs noted; one runs on each core. `announced` says before what is run. `data` is a
-    checkout of specsim, or has none of its data. What was not replayed within the budget is listed so.
+) -> int:
+    """The index of the replay files of a folder or verdict, with a page for each; how many pages there are. `noted`
+    replays a file, on `target` where one is named, states or outputs noted; one runs on each core. `announced` says
+    before what is run. `data` is a checkout of specsim, or has none of its data. What was not replayed within the
+    budget is listed so.
     """
     deadline = Deadline.after(budget_seconds)
     from specsim.report.page.index import Entry, index_of
@@ -198,8 +199,7 @@ def write_report(
         save_json(json_file, {"index": str(html / "index.html"), "entries": rows})
     if not is_replay:
         raise UsageError(f"no file in {given} is a replay file", REMEDY)
-    if not shown:
-        raise typer.Exit(NOT_CHECKED)
+    return shown
 
 
 def _without_a_page(entries: Sequence[Entry]) -> dict[str, list[str]]:

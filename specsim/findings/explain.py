@@ -149,4 +149,7 @@ def _example(fixture: Fixture) -> dict[str, Any]:
 
 def _first_sentence(docstring: str | None) -> str:
     text = " ".join((docstring or "").split())
-    return re.split(r"(?<=[.:]) ", text)[0].rstrip(".:")
+    first, *rest = re.split(r"[,;] ", re.split(r"(?<=[.:]) ", text)[0].rstrip(".:"))
+    whole = [first.replace("`", ""), *rest]
+    named = next((at for at, clause in enumerate(whole) if "`" in clause), len(whole))  # of a field, for who codes
+    return ", ".join(whole[:named])

@@ -242,10 +242,12 @@ class GitSource:
                 f"{self.label}: no commit is in the history both of {revision.removesuffix(MERGE_BASE)} and of HEAD",
                 "give a branch that HEAD left; a shallow clone needs git fetch --unshallow",
             )
-        raise UsageError(
-            f"{self.label}: the repository has no commit {revision!r}",
-            "give a commit, a tag or a branch that it has; a shallow clone may need git fetch first",
-        )
+        named = revision.removesuffix(MERGE_BASE)
+        local = named.rpartition("/")[2]
+        there = local != named and isinstance(resolved(self.label, self.repository, local), str)
+        branch = f"it has {local!r}" if there else "give a commit, a tag or a branch that it has"
+        remedy = f"{branch}; a shallow clone may need git fetch first"
+        raise UsageError(f"{self.label}: the repository has no commit {named!r}", remedy)
 
     def _find_package(self, package: Package) -> dict[str, tuple[str, int]]:
         """Object names and sizes in bytes of the package's regular files by path."""

@@ -25,6 +25,7 @@ SHOWN_IN_FULL = 3  # findings, without --verbose
 NOT_CHECKED_MAX = 5
 CHANGED_MAX = 4  # functions of a change that a finding names
 FINDING_LINES_MAX = 25  # of one of them, without --verbose
+LAST_LINES = 4  # of its case, which are shown where lines in between are not
 _STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold yellow"}
 _STYLES |= dict.fromkeys(("error", "nondeterministic"), _STYLES["incomplete"])
 
@@ -130,10 +131,12 @@ def _what_to_do(verdict: Verdict, detail: Detail) -> str:
         return "The last lines say what; --allow-not-run NAME accepts that it is not checked."
     if verdict.nondeterministic and not verdict.new:
         return "The last lines say what ran differently: by memory addresses, another thread or a source of randomness."
+    if not verdict.new and verdict.baseline:
+        return ""
     if not verdict.new:
         return "A larger --budget-seconds and another --seed check more; specsim fuzz goes on for hours."
     more = "" if detail.verbose or len(verdict.new) <= SHOWN_IN_FULL else "; -v has all in full"
-    return f"specsim explain SIGNATURE says what a finding means, specsim replay FILE shows it again{more}."
+    return f"specsim replay FILE [--html PAGE] shows a finding again, specsim explain SIGNATURE its rule{more}."
 
 
 # A line a finding
@@ -207,7 +210,9 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     last = _lines_of(console, [("signature", finding.signature)])
     room = None if most is None else max(3, most - len(heading) - len(top) - len(last) - 1)
     if room is not None and len(middle) > room:
-        middle = [*middle[: room - 1], f"{INDENT}... {len(middle) - room + 1} more lines with -v"]
+        end = min(LAST_LINES, room // 2)  # a schedule breaks its rule at its end
+        more = f"{INDENT}... {len(middle) - room + 1} more lines with -v"
+        middle = [*middle[: room - 1 - end], more, *middle[len(middle) - end :]]
     _print(console, [f"[bold red]{without_markup(line)}[/]" for line in heading])
     _print(console, map(without_markup, [*top, *middle, *last]))
     replay = "none was written"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from specsim.verdict import Rule, Severity
 
-HOST_EXCEPTION = Rule("X1", "host-exception", "the host functions raise nothing", Severity.WRONG_RESULT)
-SCHEDULE_TIMEOUT = Rule("X2", "schedule-timeout", "a schedule ends within the time limit", Severity.WRONG_RESULT)
-SCHEDULE_CRASH = Rule("X3", "schedule-crash", "a schedule leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
+HOST_EXCEPTION = Rule("X1", "host-exception", "the host functions raise nothing", Severity.CRASH)
+SCHEDULE_TIMEOUT = Rule("X2", "schedule-timeout", "a schedule ends within the time limit", Severity.CRASH)
+SCHEDULE_CRASH = Rule("X3", "schedule-crash", "a schedule leaves its process alive", Severity.CRASH)
 EXTENSION_EXCEPTION = Rule(
     "X4", "extension-exception", "a rule or chooser of an extension raises nothing", Severity.WRONG_RESULT
 )

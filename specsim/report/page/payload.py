@@ -38,7 +38,11 @@ class Shown:
 def payload_of(stored: Replay, answer: Mapping[str, Any], shown: Shown) -> Payload:
     """The payload of a finding of any tier."""
     page = TIERS[stored.tier].page(stored, shown.target.split(" with ")[0], answer)
-    texts = {name: str(page.blamed.get(name, "")) for name in _TEXTS}
+    rules = TIERS[stored.tier].rules
+    kept = {"sentence": rules[stored.rule].sentence if stored.rule in rules else "", "where": stored.where}
+    is_other = page.blamed.get("rule", stored.rule) != stored.rule  # what it shows now, where its own is gone
+    blamed = kept if is_other else {**kept, **page.blamed}
+    texts = {name: str(blamed.get(name, "")) for name in _TEXTS}
     finding = {
         "rule": stored.rule,
         "rule_label": rule_label(stored.tier, stored.rule),

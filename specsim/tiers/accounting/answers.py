@@ -15,7 +15,7 @@ from specsim.errors import UsageError
 from specsim.replay_file import ScheduleReplay
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.accounting.model_code import model_hash
-from specsim.tiers.messages import At, Check, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
@@ -111,7 +111,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             events=result.events,
             seam=[asdict(part) for part in target.parts],
             not_run=not_run,
-            nondeterministic=result.nondeterministic,
+            nondeterministic=[Differs(what, text) for what, text in result.nondeterministic.items()],
         )
     )
 

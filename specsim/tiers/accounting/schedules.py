@@ -31,7 +31,6 @@ from specsim.rules.extension import ExtensionTarget
 from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.accounting.decisive_pair import Pair, StoppedError, decisive_pair
 from specsim.tiers.accounting.scenario_reduction import without_one_item
-from specsim.tiers.messages import Differs
 
 Size = tuple[int, int, int, tuple[int, Tape]]
 
@@ -116,7 +115,7 @@ class SimulationResult:
     signatures: set[str] = field(default_factory=set)
     findings: list[ScheduleFinding] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
-    nondeterministic: list[Differs] = field(default_factory=list)
+    nondeterministic: dict[str, str] = field(default_factory=dict)
     cut_short: bool = False
     marks: Counter[str] = field(default_factory=Counter)
     extension: ExtensionFinding | None = None
@@ -248,11 +247,11 @@ def simulate(
         note(result.marks, schedule.run.marks)
         take(schedule, index)
         if index % DOUBLED_EVERY == 0 and (difference := first_difference(target, schedule)):
-            result.nondeterministic.append(Differs(f"schedule {index} of seed {seed}", difference))
+            result.nondeterministic[f"schedule {index} of seed {seed}"] = difference
     as_hit: dict[str, ScheduleFinding] = {}
     for signature, hit in hits.items():
         if (made := _as_hit(target, signature, hit)) is None:
-            result.nondeterministic.append(Differs(f"the schedule of {signature}", "only its first run broke the rule"))
+            result.nondeterministic[f"the schedule of {signature}"] = "only its first run broke the rule"
             continue
         as_hit[signature] = made
         on_found(made)

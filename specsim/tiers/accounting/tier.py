@@ -162,7 +162,8 @@ class AccountingTier:
             for violation in broken.get(event["number"], []):
                 where = f" at {violation['where']}" if violation["where"] else ""
                 named_rule = label_of(self.rules, violation["rule"])
-                text = f"{named_rule} {violation['part']}{where}, {violation['who']}: {violation['sentence']}"
+                who = f", {violation['who']}" if violation["who"] else ""
+                text = f"{named_rule} {violation['part']}{where}{who}: {violation['sentence']}"
                 seen = f"      expected {violation['expected']}, seen {violation['actual']}"
                 lines += [Line(None, f"      {text}", "rule"), Line(None, seen)]
         if stored.order and target == stored.target:

@@ -15,9 +15,9 @@ IGNORES_UNDEFINED = Rule(
     "O4", "undefined-memory", "no defined element depends on undefined memory", Severity.UNDEFINED_BEHAVIOUR
 )
 FITS_CONTRACT = Rule("O5", "output-shape", "outputs have the contract's count, shape and dtype", Severity.WRONG_RESULT)
-DOES_NOT_RAISE = Rule("O6", "call-exception", "a valid input raises no exception", Severity.WRONG_RESULT)
-ENDS = Rule("O7", "call-timeout", "a call ends within the time limit", Severity.WRONG_RESULT)
-SURVIVES = Rule("O8", "call-crash", "a call leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
+DOES_NOT_RAISE = Rule("O6", "call-exception", "a valid input raises no exception", Severity.CRASH)
+ENDS = Rule("O7", "call-timeout", "a call ends within the time limit", Severity.CRASH)
+SURVIVES = Rule("O8", "call-crash", "a call leaves its process alive", Severity.CRASH)
 IGNORES_ORDER = Rule(
     "O9",
     "program-order",
