@@ -191,8 +191,10 @@ class SchedulerReplay:
     """A finding of the scheduler tier.
 
     `part`      what is blamed, without line numbers; `where` and `source_hash` are of the release's scheduler
-    `tape`      every choice: the setup's, the workload's, those of the model and of the device
-    `workload`  what users do in the schedule, to read
+    `setup`     how the scheduler is started, beside the default
+    `workload`  what users do
+    `choices`   of the model and of the device, in the order of each label: all three say what is replayed
+    `tape`      every choice that drew it, from which it is shrunk
     `digest`    of all that happened
     `events`    a line for each launch
     """
@@ -203,7 +205,9 @@ class SchedulerReplay:
     where: str
     source_hash: str
     tape: list[int]
+    setup: dict[str, Any]
     workload: dict[str, Any]
+    choices: dict[str, list[int]]
     seed: int
     rule: str
     signature: str
@@ -215,10 +219,7 @@ class SchedulerReplay:
     device: ClassVar[str] = ""
     kernels: ClassVar[str] = ""
     model_hash: ClassVar[str] = ""
-
-    @property
-    def meaning(self) -> dict[str, Any]:
-        return self.workload
+    meaning: ClassVar[None] = None
 
     @property
     def size(self) -> tuple[int, str]:
@@ -228,6 +229,9 @@ class SchedulerReplay:
         return bool(violation["signature"] == self.signature)
 
     def problem(self) -> str:
+        for label, values in self.choices.items():
+            if not isinstance(values, list) or not all(map(_is_natural, values)):
+                return f"choices[{label!r}] must be a list of integers of at least 0"
         return "" if all(isinstance(text, str) for text in self.events) else "events must hold lines of text"
 
 

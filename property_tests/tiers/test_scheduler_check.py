@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from specsim.engines.target import ReleaseTarget
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.replay_file import SchedulerReplay
-from specsim.tiers.messages import At, Check, End, Found, Request
+from specsim.tiers.messages import At, Check, End, Found, Replay, Request, Shrink, Shrunk
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
@@ -137,3 +138,78 @@ def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: py
     refused = {entry.what: entry.why for entry in end_of(messages).not_run if entry.what.startswith("setup ")}
     assert refused == {f"setup {setup.name}": "server.py:9 refuses sessions" for setup in rows if setup.sessions}
     assert end_of(messages).schedules == len(rows) - len(refused)
+
+
+# ---- a schedule said outright
+
+
+def stored_by(monkeypatch: pytest.MonkeyPatch, defect: str, signature: str) -> SchedulerReplay:
+    found = found_in(checked(monkeypatch, defect, shrinks=False, hang_seconds=2.0), signature)[-1]
+    return SchedulerReplay(**{k: v for k, v in found.replay.items() if k in SchedulerReplay.__slots__})
+
+
+def replayed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: SchedulerReplay, defect: str) -> Any:
+    """What a replay of a file answers."""
+    file = replay_file.save_in(tmp_path, stored)
+    monkeypatch.setattr(answers, "load_target", lambda _request: ToyTarget(defect))
+    messages = _Sent()
+    request = Request(tier="scheduler", target="sglang==0", cache="", seed=0, count=1, seconds=9.0, hang_seconds=2.0)
+    answers.replay(request, Replay(file=str(file)), messages)  # type: ignore[arg-type]
+    return messages[-1].answer
+
+
+def test_a_replay_needs_no_tape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stored = stored_by(monkeypatch, "wrong token", TOKEN)
+    assert stored.choices
+    other = replace(stored, tape=[5] * 9)  # as a generator reads it that draws otherwise
+    answer = replayed_by(monkeypatch, tmp_path, other, "wrong token")
+    assert (answer["digest"], answer["workload"]) == (stored.digest, stored.workload)
+
+
+@pytest.mark.parametrize(("defect", "signature"), [("ends its process", "X3:process"), ("hangs", "X2:process")])
+def test_a_schedule_that_ends_its_process_is_replayed_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, defect: str, signature: str
+) -> None:
+    stored = stored_by(monkeypatch, defect, f"scheduler:{signature}")
+    assert stored.workload["turns"]
+    answer = replayed_by(monkeypatch, tmp_path, stored, defect)
+    assert [violation["signature"] for violation in answer["violations"]] == [stored.signature]
+    assert replayed_by(monkeypatch, tmp_path, stored, "")["violations"] == []
+
+
+def test_what_came_after_a_file_has_its_default_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stored = stored_by(monkeypatch, "wrong token", TOKEN)
+    early = [{name: turn[name] for name in ("rid", "prompt", "answer", "at")} for turn in stored.workload["turns"]]
+    answer = replayed_by(monkeypatch, tmp_path, replace(stored, workload={"turns": early}), "")
+    assert answer["violations"] == []
+    assert {turn["abort"] for turn in answer["workload"]["turns"]} == {-1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"setup": {"page_sise": 4}}, "setup has 'page_sise', which this specsim does not know"),
+        ({"setup": {"page_size": "4"}}, "setup cannot be read: Expected `int`, got `str`"),
+        ({"workload": {"turns": [{"rid": "a", "promt": []}]}}, "workload has 'promt'"),
+        ({"workload": {"turns": [{"rid": "a", "prompt": [1], "answer": "x", "at": 0}]}}, "workload cannot be read"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    stored = replace(stored_by(monkeypatch, "wrong token", TOKEN), **fields)
+    with pytest.raises(UsageError, match=words):
+        replayed_by(monkeypatch, tmp_path, stored, "")
+
+
+def test_what_draws_another_schedule_now_is_replayed_and_not_shrunk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stored = stored_by(monkeypatch, "wrong token", TOKEN)
+    file = replay_file.save_in(tmp_path, replace(stored, tape=[0, 1]))
+    messages = _Sent()
+    request = Request(tier="scheduler", target="sglang==0", cache="", seed=0, count=1, seconds=9.0, hang_seconds=9.0)
+    with pytest.raises(UsageError, match="its tape draws another schedule since specsim has changed"):
+        answers.shrink(request, Shrink(file=str(file), attempts=5, seconds=9.0), messages)  # type: ignore[arg-type]
+    answers.shrink(request, Shrink(file=str(file), attempts=0, seconds=9.0), messages)  # type: ignore[arg-type]
+    assert isinstance(messages[-1], Shrunk)

@@ -18,7 +18,7 @@ from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.render import html_of
 from specsim.report.perfetto import trace_of
 from specsim.tiers.registry import TIERS
-from specsim.tiers.scheduler.answers import answer_of
+from specsim.tiers.scheduler.answers import answer_of, case_of
 from specsim.tiers.scheduler.forks import Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.page import WRONG, Lanes, play_of
 from specsim.tiers.scheduler.rules import BY_ID
@@ -30,9 +30,12 @@ def recorded(defect: str, tape: Tape = ()) -> tuple[SchedulerReplay, dict[str, A
     """The replay file of a toy's finding, and the answer of its recorded replay as JSON has it."""
     starters = Starters(ToyTarget(defect))
     try:
-        first = starters.run(Wanted(tape) if tape else wanted(0, 0, 20.0))
+        schedule = Wanted(tape) if tape else wanted(0, 0, 20.0)
+        first = starters.run(schedule)
         assert isinstance(first, Ran)
-        again = starters.run(Wanted(first.record.tape, records=True))
+        case = case_of(schedule, first)
+        assert case is not None
+        again = starters.run(Wanted(first.record.tape, records=True, case=case))
     finally:
         starters.close()
     assert isinstance(again, Ran)
@@ -45,7 +48,9 @@ def recorded(defect: str, tape: Tape = ()) -> tuple[SchedulerReplay, dict[str, A
         where="toy.py:1",
         source_hash="0" * 16,
         tape=list(first.record.tape),
-        workload=first.record.workload,
+        setup=case.setup,
+        workload=case.workload,
+        choices=case.choices,
         seed=0,
         rule=shown.rule,
         signature=shown.signature,

@@ -193,7 +193,8 @@ def test_a_schedule_that_does_not_run_the_same_twice_is_named_with_the_launch_th
 ) -> None:
     counts = _Counts()
     for outcome in outcomes("wrong token", 3):
-        counts.take(Wanted((0,)), outcome)
+        assert isinstance(outcome, Ran)
+        counts.take(Wanted(outcome.record.tape), outcome)
     signature, hit = next(iter(counts.hits.items()))
     assert hit.record is not None
     hit.record = structs.replace(hit.record, events=("0 extend another", *hit.record.events[1:]), digest="other")

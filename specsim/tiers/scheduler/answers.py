@@ -8,17 +8,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from specsim import interrupts, replay_file
 from specsim.choices.shrinker import Shrinker
+from specsim.engines.real_scheduler import Setup
 from specsim.errors import UsageError
 from specsim.replay_file import SchedulerReplay
 from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.scheduler import rules
-from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, tape_of, wanted
+from specsim.tiers.scheduler.case import Case, plain_setup
+from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.rules import Violation
 from specsim.tiers.scheduler.schedule import Record, plain_violation
-from specsim.tiers.scheduler.setups import SETUPS, row_of, rows_of
+from specsim.tiers.scheduler.setups import SETUPS, rows_of
 from specsim.tiers.scheduler.workload import turn_text
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
@@ -40,13 +44,14 @@ SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 
 @dataclass(slots=True)
 class _Hit:
-    """A signature that schedules showed: its smallest one, and how many that were drawn did. `known` is the replay file
-    whose schedule it is, "" for none.
+    """A signature that schedules showed: its smallest one, and how many that were drawn did. `case` is that one said
+    outright, None where it ended before it ran; `known` the replay file whose schedule it is, "" for none.
     """
 
     violation: Violation
     wanted: Wanted
     record: Record | None
+    case: Case | None
     count: int = 1
     known: str = ""
 
@@ -62,7 +67,7 @@ class _Counts:
 
     def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
         """Note what a schedule showed; the signatures that are new."""
-        setup = SETUPS[schedule.tape[0]].name
+        setup = schedule.setup.name
         if isinstance(outcome, NotStarted):
             self.not_started[setup] = outcome.why
             return []
@@ -78,12 +83,13 @@ class _Counts:
         for violation in reversed(first.values()):
             hit = self.hits.get(violation.signature)
             if hit is None:
-                self.hits[violation.signature] = _Hit(violation, schedule, record)
+                self.hits[violation.signature] = _Hit(violation, schedule, record, case_of(schedule, outcome))
                 new.append(violation.signature)
                 continue
             hit.count += 1
             if record is not None and hit.record is not None and record.iterations < hit.record.iterations:
                 hit.violation, hit.wanted, hit.record, hit.known = violation, schedule, record, ""
+                hit.case = case_of(schedule, outcome)
         return new
 
     def take_known(self, schedule: Wanted, outcome: Outcome, signature: str, name: str) -> bool:
@@ -91,9 +97,8 @@ class _Counts:
         shown = [v for v in violations_of(outcome) if v.signature == signature]
         if not shown or signature in self.hits:
             return False
-        self.hits[signature] = _Hit(
-            shown[0], schedule, outcome.record if isinstance(outcome, Ran) else None, count=0, known=name
-        )
+        record = outcome.record if isinstance(outcome, Ran) else None
+        self.hits[signature] = _Hit(shown[0], schedule, record, case_of(schedule, outcome), count=0, known=name)
         return True
 
     def to_show(self) -> dict[str, int]:
@@ -115,6 +120,15 @@ def violations_of(outcome: Outcome) -> tuple[Violation, ...]:
         rule = SCHEDULE_TIMEOUT if outcome.hung else SCHEDULE_CRASH
         return (Violation(rule=rule.id, part="process", who="", expected=rule.sentence, actual=outcome.text),)
     return ()
+
+
+def case_of(schedule: Wanted, outcome: Outcome) -> Case | None:
+    """A schedule that was run, said outright; None where it ended before it ran."""
+    if schedule.case is not None:
+        return schedule.case
+    if isinstance(outcome, Ran):
+        return Case(plain_setup(schedule.setup), outcome.record.workload, outcome.record.choices)
+    return outcome.case if isinstance(outcome, Ended) else None
 
 
 def load_target(request: Request) -> SchedulerTarget | NotRun:
@@ -143,7 +157,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         index = 0
         while index < request.count and time.monotonic() < end and not interrupts.asked():
             schedule = wanted(request.seed, index, request.hang_seconds, request.worker)
-            if SETUPS[schedule.tape[0]].name not in counts.not_started:
+            if schedule.setup.name not in counts.not_started:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
                 for signature in counts.take(schedule, starters.run(schedule)):
                     goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
@@ -186,12 +200,15 @@ def _run_known(
     for path, stored in replay_file.load_all(request.fixtures):
         if not isinstance(stored, SchedulerReplay) or stored.mutant or stored.signature in counts.hits:
             continue
-        if SETUPS[row_of(stored.tape)].worker != request.worker:
+        if stored.setup.get("worker", Setup().worker) != request.worker:
             continue
         if time.monotonic() >= end or interrupts.asked():
             return
         messages.send(At(subject=SUBJECT, known=path.name, counts=counts.to_show()))
-        schedule = Wanted(tuple(stored.tape), seconds=request.hang_seconds)
+        try:
+            schedule = _again(stored, request)
+        except UsageError:  # of another specsim
+            continue
         if counts.take_known(schedule, starters.run(schedule), stored.signature, path.name):
             messages.send(found_message(*finding_of(request, target, counts.hits[stored.signature])))
 
@@ -240,6 +257,7 @@ def _shrink(
     if best in shown:
         hit.record, hit.violation = shown[best]
         hit.wanted = Wanted(best)
+        hit.case = case_of(hit.wanted, Ran(hit.record))
 
 
 def _differing(starters: Starters, counts: _Counts, seconds: float) -> list[Differs]:
@@ -248,7 +266,7 @@ def _differing(starters: Starters, counts: _Counts, seconds: float) -> list[Diff
     for signature, hit in counts.hits.items():
         if hit.record is None:
             continue
-        again = starters.run(Wanted(hit.record.tape, seconds=seconds))
+        again = starters.run(structs.replace(hit.wanted, seconds=seconds))
         if not isinstance(again, Ran) or again.record.digest != hit.record.digest:
             is_shown = any(violation.signature == signature for violation in violations_of(again))
             text = _difference(hit.record, again) + ("" if is_shown else "; the finding came in the first run alone")
@@ -299,8 +317,10 @@ def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Fi
         part=violation.part,
         where=finding.where or target.where,
         source_hash=target.source_hash,
-        tape=list(record.tape if record is not None else tape_of(hit.wanted, Ended(False, ""))),
-        workload=record.workload if record is not None else {},
+        tape=list(record.tape if record is not None else hit.wanted.tape),
+        setup=hit.case.setup if hit.case is not None else {},
+        workload=hit.case.workload if hit.case is not None else {},
+        choices=hit.case.choices if hit.case is not None else {},
         seed=request.seed,
         rule=finding.rule,
         signature=finding.signature,
@@ -321,7 +341,7 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     stored = _stored(work.file)
     target, starters = _started(request, messages)
     try:
-        schedule = Wanted(tuple(stored.tape), seconds=request.hang_seconds, records=work.record, traces=work.traces)
+        schedule = structs.replace(_again(stored, request), records=work.record, traces=work.traces)
         outcome = starters.run(schedule)
     finally:
         starters.close()
@@ -339,7 +359,6 @@ def answer_of(
     answer = {
         "judged": True,
         "same_source": target.source_hash == stored.source_hash,
-        "same_case": record is None or record.workload == stored.workload,
         "digest": record.digest if record else "",
         "workload": record.workload if record else {},
         "setup": record.setup if record else "",
@@ -350,12 +369,13 @@ def answer_of(
         "violations": [{**plain_violation(violation), "signature": violation.signature} for violation in violations],
     }
     if records and record is not None:
+        setup = Case(stored.setup, stored.workload, stored.choices).started_by()
         answer["recording"] = {
             "steps": record.steps,
             "lives": record.lives,
             "states": record.states,
             "unreadable": record.unreadable,
-            "pool": {name: getattr(SETUPS[row_of(record.tape)], name) for name in ("slots", "page_size", "rows")},
+            "pool": {name: getattr(setup, name) for name in ("slots", "page_size", "rows")},
             "blamed": {violation.signature: violation.at for violation in violations},
             "read": {v.signature: [v.slot, v.position] for v in violations if v.slot >= 0},
         }
@@ -371,29 +391,52 @@ def _started(request: Request, messages: Messages) -> tuple[Any, Starters]:
 
 
 def shrink(request: Request, work: Shrink, messages: Messages) -> None:
-    """Shrink the schedule of a replay file, with more attempts than `check` takes."""
+    """Shrink the schedule of a replay file, with more attempts than `check` takes; with none, run it anew."""
     stored = _stored(work.file)
     target, starters = _started(request, messages)
     try:
-        schedule = Wanted(tuple(stored.tape), seconds=request.hang_seconds)
-        outcome = starters.run(schedule)
-        shown = [v for v in violations_of(outcome) if v.signature == stored.signature]
-        if not shown or not isinstance(outcome, Ran):
-            raise UsageError(
-                f"{work.file} does not show {stored.signature} on {request.target}", "replay it to see what it shows"
-            )
-        hit = _Hit(shown[0], schedule, outcome.record)
-        _shrink(request, starters, hit, messages, work.attempts, interrupts.until(work.seconds))
+        again = _again(stored, request)
+        hit = _shown_by(request, work.file, stored, again, starters.run(again))
+        first = hit.record
+        if work.attempts:
+            tape = Wanted(tuple(stored.tape), seconds=request.hang_seconds)
+            outcome = starters.run(tape)
+            drawn = case_of(tape, outcome)
+            if drawn is None or (drawn.setup, drawn.workload) != (stored.setup, stored.workload):
+                raise UsageError(
+                    f"{work.file} cannot be made smaller: its tape draws another schedule since specsim has changed",
+                    f"it replays as it is; specsim check {request.target} --only scheduler finds it anew",
+                )
+            hit = _shown_by(request, work.file, stored, tape, outcome)
+            _shrink(request, starters, hit, messages, work.attempts, interrupts.until(work.seconds))
     finally:
         starters.close()
+    assert first is not None
     assert hit.record is not None
-    before, after = ((len(record.tape), record.iterations) for record in (outcome.record, hit.record))
+    before, after = ((len(record.tape), record.iterations) for record in (first, hit.record))
     messages.send(shrunk_message(*finding_of(request, target, hit), before=before, after=after))
+
+
+def _shown_by(request: Request, file: str, stored: SchedulerReplay, schedule: Wanted, outcome: Outcome) -> _Hit:
+    """A schedule that shows the finding of a replay file. UsageError for one that does not."""
+    shown = [violation for violation in violations_of(outcome) if violation.signature == stored.signature]
+    if not shown or not isinstance(outcome, Ran):
+        remedy = "replay it to see what it shows"
+        raise UsageError(f"{file} does not show {stored.signature} on {request.target}", remedy)
+    return _Hit(shown[0], schedule, outcome.record, case_of(schedule, outcome))
 
 
 def search(request: Request, work: Search, messages: Messages) -> None:
     """A bisection replays files."""
     raise UsageError(f"there is no search of the {request.tier} tier", "bisect a replay file")
+
+
+def _again(stored: SchedulerReplay, request: Request) -> Wanted:
+    """The schedule of a replay file. UsageError for one that there is not."""
+    case = Case(stored.setup, stored.workload, stored.choices)
+    case.started_by()
+    case.users()
+    return Wanted(tuple(stored.tape), seconds=request.hang_seconds, case=case)
 
 
 def _stored(file: str) -> SchedulerReplay:

@@ -17,7 +17,7 @@ import struct
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,22 +25,23 @@ from specsim.choices.chooser import continued, replayed, seeded
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.processes import end_fork, fork
+from specsim.tiers.scheduler.case import Case, plain_setup, shortened
 from specsim.tiers.scheduler.schedule import Record, run_schedule
 from specsim.tiers.scheduler.setups import SETUPS, row_of, rows_of
 
 if TYPE_CHECKING:
-    from specsim.choices.chooser import RecordingChooser, Tape
-    from specsim.engines.real_scheduler import SchedulerTarget, StartedScheduler
+    from specsim.choices.chooser import RecordingChooser
+    from specsim.engines.real_scheduler import SchedulerTarget, Setup, StartedScheduler
 
-RECORD_BYTES_MAX = 8 << 20
+RECORD_BYTES_MAX, TRAIL_BYTES_MAX = 8 << 20, 1 << 20
 START_CPU_SECONDS_MAX = 20.0
 """Of the start of a scheduler, which takes less than one."""
 _SIZE = struct.Struct(">I")
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A schedule: choices that are made already, and where the others come from: `index` of a seed, or zeros (-1).
-    With `records` each step is noted, with `traces` the functions that are run.
+    """A schedule: a `case`, or choices that are made already, and where the others come from: `index` of a seed, or
+    zeros (-1). With `records` each step is noted, with `traces` the functions that are run.
     """
 
     tape: tuple[int, ...]
@@ -49,18 +50,28 @@ class Wanted(msgspec.Struct, frozen=True):
     seconds: float = 60.0
     records: bool = False
     traces: bool = False
+    case: Case | None = None
+
+    @property
+    def setup(self) -> Setup:
+        return self.case.started_by() if self.case is not None else SETUPS[row_of(self.tape)]
 
     def chooser(self) -> RecordingChooser:
+        if self.case is not None:
+            return self.case.chooser()
         if self.index < 0:
             return replayed(self.tape)
         return continued(self.tape, seeded(self.seed, "scheduler", self.index))
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A schedule that ended its process, or had to be ended (`hung`)."""
+    """A schedule that ended its process, or had to be ended (`hung`). `case` is what was run until then, None where it
+    ended before it ran.
+    """
 
     hung: bool
     text: str
+    case: Case | None = None
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):
@@ -90,14 +101,14 @@ class Starters:
     def __init__(self, target: SchedulerTarget) -> None:
         self._target = target
         freeze()
-        self._starters: dict[int, _Starter] = {}
+        self._starters: dict[Setup, _Starter] = {}
 
     def run(self, schedule: Wanted) -> Outcome:
-        """Run a schedule. Its first choice is the setup's number."""
-        number = row_of(schedule.tape)
-        starter = self._starters.get(number)
+        """Run a schedule. The first choice of one that is drawn is the setup's number."""
+        setup = schedule.setup
+        starter = self._starters.get(setup)
         if starter is None:
-            starter = self._starters[number] = _Starter(self._target, number)
+            starter = self._starters[setup] = _Starter(self._target, setup)
         return starter.run(schedule)
 
     def close(self) -> None:
@@ -106,14 +117,14 @@ class Starters:
 
 
 class _Starter:
-    def __init__(self, target: SchedulerTarget, number: int) -> None:
+    def __init__(self, target: SchedulerTarget, setup: Setup) -> None:
         questions, self._questions = os.pipe()
         self._answers, answers = os.pipe()
         self._pid = fork(own_group=True)
         if self._pid == 0:
             os.close(self._questions)
             os.close(self._answers)
-            _serve(target, number, questions, answers)
+            _serve(target, setup, questions, answers)
         os.close(questions)
         os.close(answers)
         self._ended = ""
@@ -132,23 +143,23 @@ class _Starter:
         end_fork(self._pid)
 
 
-def _serve(target: SchedulerTarget, number: int, questions: int, answers: int) -> None:
+def _serve(target: SchedulerTarget, setup: Setup, questions: int, answers: int) -> None:
     """In a starter: start the scheduler, then run what is wanted until the pipe closes. Does not return."""
     started: StartedScheduler | None = None
     why = ""
     try:
         with _limited(START_CPU_SECONDS_MAX):
-            started = target.start(SETUPS[number])
+            started = target.start(setup)
     except UsageError as error:
         why = error.problem
     except Exception as error:
         why = ", ".join(filter(None, (described(error), *getattr(error, "__notes__", ()))))
     settle()
-    shared = mmap.mmap(-1, RECORD_BYTES_MAX)
+    shared, trail = mmap.mmap(-1, RECORD_BYTES_MAX), Trail()
     while content := _received(questions):
         outcome: Outcome = NotStarted(why)
         if started is not None:
-            outcome = _run_in_fork(started, number, _wanted.decode(content), shared)
+            outcome = _run_in_fork(started, setup, _wanted.decode(content), shared, trail)
         _send(answers, msgspec.json.encode(outcome))
     os._exit(0)
 
@@ -181,17 +192,27 @@ def settle() -> None:
     gc.disable()
 
 
-def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, shared: mmap.mmap) -> Outcome:
+def _run_in_fork(started: StartedScheduler, setup: Setup, schedule: Wanted, shared: mmap.mmap, trail: Trail) -> Outcome:
     shared[: _SIZE.size] = _SIZE.pack(0)
+    trail.begin()
 
     def run() -> None:
-        chooser = schedule.chooser()
-        chooser.choose(len(SETUPS), "setup")
+        chooser, case = schedule.chooser(), schedule.case
+        if case is None:
+            chooser.choose(len(SETUPS), "setup")
         outcome: Outcome
         try:
-            outcome = Ran(
-                run_schedule(started, SETUPS[number], chooser, records=schedule.records, traces=schedule.traces)
+            record = run_schedule(
+                started,
+                setup,
+                chooser,
+                workload=case.users() if case is not None else None,
+                records=schedule.records,
+                traces=schedule.traces,
+                on_workload=trail.note,
+                on_choice=lambda label, value: trail.note([label, value]),
             )
+            outcome = Ran(record if case is None else msgspec.structs.replace(record, tape=schedule.tape))
         except Exception as error:  # what the scheduler raises is a violation: this is of the adapter
             outcome = NotStarted(f"its adapter fails: {described(error)}, {_place(error)}")
         content = msgspec.json.encode(outcome)
@@ -202,11 +223,51 @@ def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, share
 
     ended = run_apart(run, schedule.seconds)
     if ended is not None:
-        return Ended(ended.hung, ended.text)
+        return Ended(ended.hung, ended.text, trail.case(setup))
     (size,) = _SIZE.unpack(shared[: _SIZE.size])
     if not size:
-        return Ended(False, "leaves no record")
+        return Ended(False, "leaves no record", trail.case(setup))
     return _outcome.decode(shared[_SIZE.size : _SIZE.size + size])
+
+
+class Trail:
+    """What a schedule runs, noted as it is known in memory that it shares: what is left of one that ends its process.
+    The workload comes first, then each choice.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, TRAIL_BYTES_MAX)
+        self._end = 0
+
+    def begin(self) -> None:
+        """Forget the schedule before."""
+        self._end = 0
+        self._memory[: _SIZE.size] = _SIZE.pack(0)
+
+    def note(self, value: Any) -> None:
+        """The next thing; no more once the memory is full, which a schedule that chooses for ever gets to."""
+        line = msgspec.json.encode(value)
+        start, end = self._end + _SIZE.size, self._end + _SIZE.size + len(line)
+        if end + _SIZE.size > TRAIL_BYTES_MAX:
+            return
+        self._memory[start : end + _SIZE.size] = line + _SIZE.pack(0)
+        self._memory[self._end : start] = _SIZE.pack(len(line))
+        self._end = end
+
+    def case(self, setup: Setup) -> Case | None:
+        """What was noted; None for nothing."""
+        lines, place = [], 0
+        while size := _SIZE.unpack(self._memory[place : place + _SIZE.size])[0]:
+            place += _SIZE.size
+            lines.append(msgspec.json.decode(self._memory[place : place + size]))
+            place += size
+        if not lines:
+            return None
+        workload, *chosen = lines
+        choices: dict[str, list[int]] = {}
+        for label, value in chosen:
+            choices.setdefault(label, []).append(value)
+        return Case(plain_setup(setup), workload, shortened(choices))
 
 
 def _place(error: BaseException) -> str:
@@ -234,8 +295,3 @@ def _read(pipe: int, size: int) -> bytes:
             return b""
         data += part
     return data
-
-
-def tape_of(schedule: Wanted, outcome: Outcome) -> Tape:
-    """The choices of a schedule, as far as they are known."""
-    return outcome.record.tape if isinstance(outcome, Ran) else schedule.tape

@@ -17,16 +17,19 @@ from specsim.lifting.changes import Function
 from specsim.lifting.ran import noting
 from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.scheduler import rules
+from specsim.tiers.scheduler.case import Labelled
 from specsim.tiers.scheduler.rules import Violation
 from specsim.tiers.scheduler.state import broken_state
 from specsim.tiers.scheduler.users import NeverEndsError, Users
 from specsim.tiers.scheduler.workload import draw_workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType
 
     from specsim.choices.chooser import RecordingChooser
     from specsim.engines.real_scheduler import Setup, StartedScheduler
+    from specsim.tiers.scheduler.workload import Workload
 
 
 WRONG = frozenset((rules.VISIBLE_OUTPUTS.id, rules.TREE_CONTENT.id))
@@ -46,13 +49,15 @@ class Life(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule showed. `tape` are all its choices, the setup's first; `marks` say what happened in it, and
+    """What a schedule showed. `tape` are all its choices, the setup's first, where it was drawn, and
+    `choices` those of the run by label; `marks` say what happened in it, and
     `events` are lines to read. `digest` is of all but the tape: equal when it is reproduced bit for bit.
     """
 
     tape: tuple[int, ...]
     setup: str
     workload: dict[str, Any]
+    choices: dict[str, list[int]]
     iterations: int
     requests: int
     marks: tuple[str, ...]
@@ -68,20 +73,32 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_schedule(
-    started: StartedScheduler, setup: Setup, chooser: RecordingChooser, *, records: bool = False, traces: bool = False
+    started: StartedScheduler,
+    setup: Setup,
+    chooser: RecordingChooser,
+    *,
+    workload: Workload | None = None,
+    records: bool = False,
+    traces: bool = False,
+    on_workload: Callable[[dict[str, Any]], None] = lambda _plain: None,
+    on_choice: Callable[[str, int], None] = lambda _label, _value: None,
 ) -> Record:
-    """Draw what users do from the chooser, and run it. The setup's choice was made. With `records` the record has
-    `steps` and `lives`, for a page; with `traces` the target's functions that `ran`.
+    """Draw what users do from the chooser, unless it is the `workload` that is given, and run it. The setup's choice
+    was made. With `records` the record has `steps` and `lives`, for a page; with `traces` the target's functions that
+    `ran`. `on_workload` and `on_choice` are told what is run, as it is known.
     """
     if records:
         started.record()
-    workload = draw_workload(chooser, setup, started.decode)
+    workload = workload or draw_workload(chooser, setup, started.decode)
+    plain = workload.plain()
+    on_workload(plain)
+    labelled = Labelled(chooser, on_choice)
     users = Users(started, workload, setup)
     violations: list[Violation] = []
     codes: dict[int, CodeType] = {}
     try:
         with noting(codes) if traces else nullcontext():
-            started.run(chooser, users.at)
+            started.run(labelled, users.at)
     except NeverEndsError as error:
         violations.append(
             Violation(rule=rules.PROGRESS.id, part=error.part, who=error.who, expected="an end", actual=str(error))
@@ -94,7 +111,6 @@ def run_schedule(
     of_sessions = frozenset(turn.rid for turn in workload.turns if turn.session)
     violations += _seen(started, of_sessions, any(violation.rule in WRONG for violation in violations))
     marks = _marks(started, users)
-    plain = workload.plain()
     events = tuple(started.seen.batches)
     content = [setup.name, plain, users.iterations, marks, [plain_violation(v) for v in violations], events]
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -102,6 +118,7 @@ def run_schedule(
         tape=chooser.tape,
         setup=setup.name,
         workload=plain,
+        choices=labelled.choices,
         iterations=users.iterations,
         requests=len(workload.turns),
         marks=marks,

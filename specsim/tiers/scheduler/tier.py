@@ -108,20 +108,14 @@ class SchedulerTier:
         for shown in filter(stored.is_shown, violations):
             what = f"expected {shown['expected']}, seen {shown['actual']}"
             reason = f"{label_of(self.rules, stored.rule)}, {shown['part']} {shown['who']}: {what}"
-            return Outcome(
-                State.SHOWN, reason, what, shown["part"], answer["same_source"], meaning=answer["workload"], code=code
-            )
+            return Outcome(State.SHOWN, reason, what, shown["part"], answer["same_source"], code=code)
         before = next(
             (f"{v['part']} fails before: {v['actual']}" for v in violations if v["rule"] == HOST_EXCEPTION.id), ""
         )
         state, reason = State.GONE, f"{label_of(self.rules, stored.rule)} holds"
         if unheard := replay_file.unheard(violations):
             state, reason = State.UNHEARD, unheard
-        elif not answer["same_case"]:
-            state, reason = State.NO_LONGER_APPLIES, "its tape stands for another workload now"
-        return Outcome(
-            state, reason, "", stored.part, answer["same_source"], before, meaning=answer["workload"], code=code
-        )
+        return Outcome(state, reason, "", stored.part, answer["same_source"], before, code=code)
 
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
         from specsim.tiers.scheduler.workload import turn_text
