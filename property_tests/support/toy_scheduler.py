@@ -18,6 +18,8 @@ from specsim.engines.real_scheduler import (
     Answer,
     Load,
     LogprobRow,
+    Matched,
+    Part,
     Pools,
     RequestState,
     Seen,
@@ -57,6 +59,14 @@ DEFECTS = (
     "counts a part of the prompt",
     "counts another verification",
     "counts too much as cached",
+    "another reason",
+    "another match",
+    "ends twice",
+    "ends before its tokens",
+    "a part counts another token",
+    "text of other tokens",
+    "counts other drafts",
+    "counts other runs",
 )
 
 
@@ -257,7 +267,44 @@ class ToyScheduler:
             said = len(r.outputs) + (self.defect == "counts another token")
             cached = len(r.prompt) if self.defect == "counts too much as cached" else 0
             verified = r.passes + (self.defect == "counts another verification")
-            yield Answer(r.rid, tuple(r.outputs), r.reason, prompt, said, tuple(self._rows(r)), cached, verified)
+            yield Answer(
+                r.rid,
+                tuple(r.outputs),
+                "stop" if self.defect == "another reason" and r.reason == "length" else r.reason,
+                prompt,
+                said,
+                tuple(self._rows(r)),
+                cached,
+                verified,
+                self._matched(r),
+                self._parts(r),
+                tuple(r.outputs)[: -1 if self.defect == "text of other tokens" else None],
+                self._drafts(r) + (r.passes * 9 if self.defect == "counts other drafts" else 0),
+                (r.passes - 1 if self.defect == "counts other runs" else r.passes,) if not self._drafts(r) else (),
+            )
+
+    def _drafts(self, r: _Request) -> int:
+        return max(0, len(r.outputs) - r.passes)
+
+    def _matched(self, r: _Request) -> Matched:
+        if r.reason in ("", "abort"):
+            return None
+        if r.reason == "length":
+            return r.answer
+        if self.defect == "another match":
+            return 9
+        return r.stop_text if _ends_in(r.outputs, r.stop_text) else r.outputs[-1]
+
+    def _parts(self, r: _Request) -> tuple[Part, ...]:
+        """An answer in two parts, of which the last has its end."""
+        if not r.outputs:
+            return (Part(0, 0, bool(r.reason)),)
+        last = Part(1, len(r.outputs), bool(r.reason))
+        if self.defect == "ends twice":
+            return (last, last)
+        first = len(r.outputs) - 1
+        wrong = self.defect == "a part counts another token"
+        return (Part(first, first + wrong, self.defect == "ends before its tokens"), last)
 
     def _rows(self, r: _Request) -> list[LogprobRow]:
         if r.logprobs < 0:

@@ -47,6 +47,14 @@ EXPECTED = {
     "counts a part of the prompt": "I40",
     "counts another verification": "I40",
     "counts too much as cached": "I40",
+    "another reason": "I40",
+    "another match": "I40",
+    "ends twice": "I40",
+    "ends before its tokens": "I40",
+    "a part counts another token": "I40",
+    "text of other tokens": "I40",
+    "counts other drafts": "I40",
+    "counts other runs": "I40",
 }
 
 

@@ -104,6 +104,7 @@ class Turn:
     `logprobs`  how many most likely tokens are sent with each token's own logprob, -1 for no logprobs at all
     `penalty`   of tokens that it has said: one of PENALTIES, "" for none
     `sampling`  one of SAMPLINGS, "" for greedily
+    `stream`    whether it is answered in parts
     `bias`      a bias makes the tokens less likely that it divides, 0 for none
     """
 
@@ -124,6 +125,7 @@ class Turn:
     penalty: str = ""
     sampling: str = ""
     bias: int = 0
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +169,31 @@ class Load:
     chunked: bool = False
 
 
+Matched = int | tuple[int, ...] | None
+"""What ended an answer: a token, the tokens of a stop string, the number of tokens that were asked for, or nothing."""
+
+
+class Part(NamedTuple):
+    """A message of an answer: the tokens that it brings, how many its user is told that there are by then (-1 for no
+    word of it), and whether it says why the answer ends.
+    """
+
+    tokens: int
+    completion_tokens: int
+    ends: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a user was sent of a request: all tokens, why it ended ("" for not yet), the counts beside it (-1 where a
-    release sends none; `cached_tokens` are those of the prompt that were not computed, `verifications` those of drafts)
-    and a row of logprobs for each token, if they were asked for.
+    release sends none) and a row of logprobs for each token, if they were asked for.
+
+    `matched`         what it says ended it
+    `parts`           its messages, in their order
+    `text`            the tokens that are made text of, which end with the answer's; None where nothing says
+    `cached_tokens`   of the prompt, that were not computed
+    `verifications`   of drafts, `correct_drafts` how many of these were accepted, and `runs` by how many, from none on,
+                      in how many verifications; empty for no word of it
     """
 
     rid: str
@@ -182,6 +204,11 @@ class Answer:
     logprobs: tuple[LogprobRow, ...] = ()
     cached_tokens: int = -1
     verifications: int = -1
+    matched: Matched = None
+    parts: tuple[Part, ...] = ()
+    text: tuple[int, ...] | None = None
+    correct_drafts: int = -1
+    runs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

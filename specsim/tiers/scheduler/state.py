@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import ceil, inf
 from typing import TYPE_CHECKING
@@ -13,7 +13,16 @@ from specsim.tiers.scheduler.rules import Violation
 from specsim.tiers.scheduler.workload import until_stop, until_text
 
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import Answer, LogprobRow, Pools, RequestState, Setup, StartedScheduler, Turn
+    from specsim.engines.real_scheduler import (
+        Answer,
+        LogprobRow,
+        Matched,
+        Pools,
+        RequestState,
+        Setup,
+        StartedScheduler,
+        Turn,
+    )
     from specsim.tiers.scheduler.users import Users
     from specsim.verdict import Rule
 
@@ -74,16 +83,14 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
         if turn.rid not in misled:
             yield from _logprobs(started, users.setup, turn, prompt, answer)
         yield from _usage(answer, kind, len(prompt), launches, users.setup.steps + 1)
+        yield from _parts(answer, kind)
         if turn.session:
             spoken[turn.session] = (*prompt, *answer.tokens)
         tokens = list(answer.tokens)
         if answer.reason == "stop":  # whoever makes text of tokens cuts it behind the stop string
             tokens = until_text(tokens, turn.stop_text)
         if tokens != expected:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b),
-                min(len(tokens), len(expected)),
-            )
+            place = _first_difference(tokens, expected)
             is_another = place < len(expected)
             what = f"{len(tokens)} tokens, another one at {place}" if is_another else "too many tokens"
             if answer.reason == "abort" and turn.grammar and is_another and len(tokens) == 1:
@@ -91,8 +98,16 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             elif turn.bias and is_another:
                 part = f"{kind}:bias"
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
-        elif turn.penalty and turn.rid not in started.seen.unpenalized:
+            continue
+        yield from _ending(turn, answer, kind, expected, tokens)
+        if turn.penalty and turn.rid not in started.seen.unpenalized:
             yield from _penalties(started, turn, prompt, kind, tokens)
+
+
+def _first_difference(said: Sequence[int], expected: Sequence[int]) -> int:
+    """The place of the first token that differs; that behind the shorter one where none does."""
+    differs = (i for i, (a, b) in enumerate(zip(said, expected, strict=False)) if a != b)
+    return next(differs, min(len(said), len(expected)))
 
 
 def _penalties(
@@ -104,6 +119,43 @@ def _penalties(
     if place >= 0:
         expected = f"token {exact[place]} at {place}, of penalties that count the {place} tokens before it"
         yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:penalty", turn.rid, expected, f"token {tokens[place]}")
+
+
+def _ending(turn: Turn, answer: Answer, kind: str, expected: list[int], tokens: list[int]) -> Iterator[Violation]:
+    """The answer says what ended it, where its tokens are right. Where two things end it at one token, either does."""
+    if answer.reason == "abort":
+        return
+    last = expected[-1]
+    ends: list[tuple[str, Matched]] = []
+    if len(expected) == turn.answer:
+        ends.append(("length", turn.answer))
+    if last == turn.stop or (turn.grammar and last == turn.grammar[-1]):
+        ends.append(("stop", last))
+    if turn.stop_text and tuple(expected[-len(turn.stop_text) :]) == turn.stop_text:
+        ends.append(("stop", turn.stop_text))
+    if (answer.reason, answer.matched) not in ends:
+        wanted = " or ".join(f"{why}, {matched}" for why, matched in ends)
+        said = f"{answer.reason}, {answer.matched}"
+        yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:finish-reason", turn.rid, wanted, said)
+    if answer.text is not None and list(answer.text)[-len(answer.tokens) :] != list(answer.tokens):
+        yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:text", turn.rid, "text of its tokens", "text of others")
+
+
+def _parts(answer: Answer, kind: str) -> Iterator[Violation]:
+    """An answer ends once, with its last part; and each part that says how many tokens there are by then is right."""
+    said = 0
+    for number, part in enumerate(answer.parts):
+        said += part.tokens
+        is_last = number == len(answer.parts) - 1
+        if part.ends and not is_last:
+            later = sum(other.tokens for other in answer.parts[number + 1 :])
+            what = f"an end, and then {later} tokens" if later else "two ends"
+            yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:end", answer.rid, "one end, with its last part", what)
+            return
+        if part.completion_tokens not in (-1, said) and not is_last:
+            expected, actual = f"{said} tokens by its part {number}", part.completion_tokens
+            yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:part", answer.rid, expected, actual)
+            return
 
 
 def _usage(
@@ -122,6 +174,16 @@ def _usage(
             ("cached-tokens", answer.cached_tokens, range(prompt)),
             ("verifications", answer.verifications, range(max(needed, 0), launches[answer.rid, "decode"] + 1)),
         ]
+        # A verification brings its drafts that are right and one token, of which the last may be cut off; of the
+        # prefills one at least brings a token.
+        fewest = tokens - launches[answer.rid, "extend"] - answer.verifications
+        most = tokens - 1 - answer.verifications + longest - 1
+        counts.append(("correct-drafts", answer.correct_drafts, range(max(fewest, 0), most + 1)))
+        if answer.runs and answer.correct_drafts != -1:
+            runs = sum(answer.runs)
+            counts.append(("verifications-by-run", runs, range(answer.verifications, answer.verifications + 1)))
+            drafts = sum(length * count for length, count in enumerate(answer.runs))
+            counts.append(("drafts-by-run", drafts, range(answer.correct_drafts, answer.correct_drafts + 1)))
     for name, actual, allowed in counts:
         if actual != -1 and actual not in allowed:
             expected = f"from {allowed.start} to {allowed.stop - 1}"

@@ -30,7 +30,7 @@ PRIORITIES = (0, 5, 20, 40)
 TOKENS = range(20, 90)
 TIMEOUT = 1.5
 """Seconds without use after which a session is closed; a schedule takes a second or less if its clock does not leap."""
-LATER_FIELDS = frozenset(["sampling", "bias"])
+LATER_FIELDS = frozenset(["sampling", "bias", "stream"])
 """Of a turn: what is left out where it has its default, so that digests are those of before these fields came."""
 CONTEXT = 240
 """Tokens of a row, less than what the toy model's configuration allows."""
@@ -105,6 +105,8 @@ def turn_text(turn: Mapping[str, Any]) -> str:
     parts = [f"{_tokens(turn['prompt'])} for {turn['answer']} {when}"]
     if turn.get("sampling"):
         parts.append(f"sampled ({turn['sampling']})")
+    if turn.get("stream"):
+        parts.append("streamed")
     if turn["session"]:
         parts.append(f"of session {turn['session']}")
     if turn["abort"] >= 0:
@@ -185,6 +187,7 @@ def _request(
         logprobs=_logprobs(chooser, features),
         **_changes(chooser, setup, features),
         sampling=_sampling(chooser, setup),
+        stream=number % 2 == 1,
     )
 
 

@@ -283,6 +283,7 @@ class Booted:
         *,
         session: str = "",
         logprobs: int = -1,
+        stream: bool = False,
         **sampling: Any,
     ) -> Any:
         """A request to generate. `sampling` are fields of SamplingParams; for `logprobs` see `Turn`."""
@@ -297,7 +298,7 @@ class Booted:
             "logprob_start_len": -1,
             "top_logprobs_num": max(logprobs, 0),
             "token_ids_logprob": None,
-            "stream": False,
+            "stream": stream,
         }
         messages = self.family.messages()
         if session:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from specsim.engines.real_scheduler import LogprobRow
+from specsim.engines.real_scheduler import LogprobRow, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,11 @@ class Output:
     completion_tokens: int = 0
     cached_tokens: int = 0
     verify_count: int = 0  # passes that verified drafts
-    finishes: int = 0  # messages with a finish reason; more than one is a defect
     logprobs: tuple[LogprobRow, ...] = ()
+    parts: tuple[Part, ...] = ()
+    decode_ids: tuple[int, ...] = ()  # what is made text of: a few tokens of the prompt, then the answer's
+    correct_drafts: int = -1
+    runs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,86 @@ class Pool:
         return self.free + self.cached == self.size
 
 
+NOT_ASKED = "no request asks for it"
+NO_SUCH_MODEL = "the model has none"
+PASSED_ON = "not compared: the request's own wish, passed on"
+FIELDS: Mapping[str, str] = {
+    "rids": "S1: every request is answered",
+    "output_ids": "I40: the tokens of sequential decoding",
+    "decode_ids": "I40, text: they end with the answer's tokens",
+    "finished_reasons": "I40, finish-reason: why it ends, and what matched; I40, end: once, with the last part",
+    "prompt_tokens": "I40, prompt-tokens",
+    "completion_tokens": "I40, completion-tokens at the end, and part by part",
+    "cached_tokens": "I40, cached-tokens: less than the prompt",
+    "spec_verify_ct": "I40, verifications: between those needed and those launched",
+    "spec_num_correct_drafts": "I40, correct-drafts: those that the tokens need, and no more",
+    "spec_accepted_drafts": "as spec_num_correct_drafts",
+    "spec_accepted_tokens": "as spec_num_correct_drafts",
+    "spec_correct_drafts_histogram": "I40, drafts-by-run and verifications-by-run: they add up",
+    "spec_acceptance_histogram": "as spec_correct_drafts_histogram",
+    "output_token_logprobs_val": "T6, logprobs",
+    "output_token_logprobs_idx": "T6, logprobs",
+    "output_top_logprobs_val": "T6, top-logprobs",
+    "output_top_logprobs_idx": "T6, top-logprobs",
+    "decoded_texts": "not compared: the detokenizer's own, handed to it again",
+    "read_offsets": "not compared: where the detokenizer goes on",
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), PASSED_ON),
+    "http_worker_ipcs": "not compared: there are no sockets",
+    "time_stats": "not compared: the clock is made up",
+    "retraction_counts": "not compared: nothing else counts them",
+    "cached_tokens_details": "not compared: there is no hierarchical cache",
+    "load": "not compared: of the scheduler, and of no answer",
+    "dp_ranks": "not compared: there is one rank",
+    "token_steps": "not compared: no weights are updated",
+    "weight_versions": "not compared: no weights are updated",
+    "spec_num_block_accept_tokens": "not compared: block verification is not configured",
+    "spec_num_cap_tokens": "not compared: caps of drafts are not configured",
+    "spec_cap_lens_histogram": "not compared: caps of drafts are not configured",
+    "reasoning_tokens": "not compared: no request has a reasoning parser",
+    **dict.fromkeys(
+        (
+            "input_token_logprobs_val",
+            "input_token_logprobs_idx",
+            "input_top_logprobs_val",
+            "input_top_logprobs_idx",
+            "input_top_logprobs_val_flat",
+            "input_top_logprobs_idx_flat",
+            "input_top_logprobs_flat_null_prefix",
+            "input_token_ids_logprobs_val",
+            "input_token_ids_logprobs_idx",
+            "output_token_ids_logprobs_val",
+            "output_token_ids_logprobs_idx",
+            "output_token_entropy_val",
+            "output_token_sampling_mask",
+            "output_token_sampling_logprobs",
+            "output_hidden_states",
+            "customized_info",
+            "beam_search_output",
+        ),
+        f"not compared: {NOT_ASKED}",
+    ),
+    **dict.fromkeys(
+        (
+            "routed_experts",
+            "indexer_topk",
+            "placeholder_tokens_idx",
+            "placeholder_tokens_val",
+            "image_tokens",
+            "audio_tokens",
+            "video_tokens",
+        ),
+        f"not compared: {NO_SUCH_MODEL}",
+    ),
+}
+"""What an answer's message has, of all releases, and the rule that compares it, or why none does."""
+
+
+def unknown_fields(message: type) -> list[str]:
+    """Those of a release's message that this specsim does not know."""
+    names = {name for kind in message.__mro__ for name in vars(kind).get("__annotations__", {})}
+    return sorted(names - FIELDS.keys())
+
+
 def take(outputs: dict[str, Output], message: Any) -> None:
     """Enter one more message that the scheduler sent, by request id."""
     kind = type(message).__name__
@@ -48,22 +131,33 @@ def take(outputs: dict[str, Output], message: Any) -> None:
     elif kind == "AbortReq":
         seen = outputs.get(message.rid, Output(message.rid))
         reason = message.finished_reason or {"type": "abort"}
-        outputs[message.rid] = replace(seen, finish_reason=reason, finishes=seen.finishes + 1)
+        parts = (*seen.parts, Part(0, -1, ends=True))
+        outputs[message.rid] = replace(seen, finish_reason=reason, parts=parts)
 
 
 def _continued(seen: Output, message: Any, i: int) -> Output:
     reason = message.finished_reasons[i]
+    tokens = tuple(message.output_ids[i])
     return Output(
         seen.rid,
         seen.finish_reason if reason is None else reason,
-        (*seen.token_ids, *message.output_ids[i]),
+        (*seen.token_ids, *tokens),
         message.prompt_tokens[i],
         message.completion_tokens[i],
         message.cached_tokens[i],
         message.spec_verify_ct[i],
-        seen.finishes + (reason is not None),
         (*seen.logprobs, *_logprobs(message, i)),
+        (*seen.parts, Part(len(tokens), message.completion_tokens[i], reason is not None)),
+        (*seen.decode_ids, *message.decode_ids[i]),
+        _of(message, i, -1, "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens"),
+        tuple(_of(message, i, (), "spec_correct_drafts_histogram", "spec_acceptance_histogram")),
     )
+
+
+def _of(message: Any, i: int, missing: Any, *names: str) -> Any:
+    """What a message says of its i-th request by the first of these names that the release has."""
+    said = next((found for name in names if (found := getattr(message, name, None))), None)
+    return missing if said is None or said[i] is None else said[i]
 
 
 def _logprobs(message: Any, i: int) -> list[LogprobRow]:

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ from specsim.engines.real_scheduler import (
     Answer,
     Load,
     LogprobRow,
+    Matched,
     Pools,
     RequestState,
     Seen,
@@ -39,9 +40,10 @@ from specsim.engines.sglang.scheduler.hash_model import decoded, extended, logpr
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.options import Options
+from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.planted import edit_of, find
 from specsim.engines.sglang.scheduler.release_worker import Drafted
-from specsim.engines.sglang.scheduler.tokenizer import text_of
+from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, GrammarRead, Penalized, Worker
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
@@ -143,7 +145,9 @@ class SglangScheduler:
             self._family, self._surroundings = load(root, edit)
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
-        return LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS
+        drifted = unknown_fields(self._family.messages().BatchTokenIDOutput)
+        drift = tuple((f"the field {name} of an answer", "drift: nothing here knows it") for name in drifted)
+        return (LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS) + drift
 
     def start(self, setup: Setup) -> Started:
         if setup.sessions and (guard := self._session_guard()):
@@ -271,7 +275,7 @@ class Started:
             sampling["logit_bias"] = {str(token): float(decoding.BIAS) for token in decoding.biased(turn.bias)}
         if turn.sampling:
             sampling |= SAMPLING[turn.sampling]
-        given = {"session": turn.session, "logprobs": turn.logprobs, **sampling}
+        given = {"session": turn.session, "logprobs": turn.logprobs, "stream": turn.stream, **sampling}
         message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **given)
         if self._setup.priorities:
             message.priority = turn.priority
@@ -485,6 +489,11 @@ class Started:
                 output.logprobs,
                 output.cached_tokens,
                 output.verify_count,
+                _matched(output.finish_reason or {}),
+                output.parts,
+                output.decode_ids if output.decode_ids else None,
+                output.correct_drafts,
+                output.runs,
             )
 
     def pools(self) -> Pools:
@@ -522,6 +531,12 @@ def _reason(reason: Any) -> str:
         return ""
     kind = reason.get("type") if isinstance(reason, dict) else reason.to_json().get("type")
     return str(kind)
+
+
+def _matched(reason: Mapping[str, Any]) -> Matched:
+    """What a finish reason says ended the answer; a text as the tokens that it is of."""
+    matched = reason.get("matched", reason.get("length"))
+    return tokens_of(matched) if isinstance(matched, str) else matched
 
 
 def _content(record: Content) -> WrongContent:

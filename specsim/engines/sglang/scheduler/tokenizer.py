@@ -15,6 +15,10 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(chr(FIRST + token) for token in tokens)
 
 
+def tokens_of(text: str) -> tuple[int, ...]:
+    return tuple(ord(character) - FIRST for character in text)
+
+
 class Tokenizer(Fake):
     """Texts and token ids; no token of it is special."""
 
@@ -22,7 +26,7 @@ class Tokenizer(Fake):
         super().__init__("tokenizer", answers, eos_token_id=None, bos_token_id=None, additional_stop_token_ids=None)
 
     def encode(self, text: str, *_arguments: Any, **_named: Any) -> list[int]:
-        return [ord(character) - FIRST for character in text]
+        return list(tokens_of(text))
 
     def decode(self, tokens: Sequence[int], *_arguments: Any, **_named: Any) -> str:
         return text_of(tokens)
