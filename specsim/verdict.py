@@ -221,6 +221,18 @@ class Suite:
     fallbacks: list[Fallback] = field(default_factory=list)
     setups: list[str] = field(default_factory=list)
     nondeterministic: list[NotRun] = field(default_factory=list)
+    ran_lines: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The lines of functions that a checkout has otherwise than its base, FILE:LINE each, and those of them that no
+    schedule ran; `schedules` is the most that ran one of them.
+    """
+
+    lines: tuple[str, ...]
+    not_run: tuple[str, ...]
+    schedules: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +299,7 @@ class Verdict:
     fail_on: FailOn = FAILS_BY_DEFAULT
     not_checked: tuple[NotRun, ...] = ()
     not_compared: str = ""
+    changed: Changed | None = None
 
     @property
     def new(self) -> list[Finding]:
@@ -323,6 +336,7 @@ class Verdict:
             **({"baseline": {n: _plain(getattr(compared, n)) for n in Compared.__slots__}} if compared else {}),
             **({"not_checked": [asdict(entry) for entry in self.not_checked]} if self.not_checked else {}),
             **({"not_compared": self.not_compared} if self.not_compared else {}),
+            **({"changed": {n: _plain(getattr(self.changed, n)) for n in Changed.__slots__}} if self.changed else {}),
             **({"interrupted": True} if self.interrupted else {}),
             **({"ignored": list(self.ignored)} if self.ignored else {}),
             **({"fail_on": self.fail_on.text} if self.fail_on != FAILS_BY_DEFAULT else {}),
@@ -366,8 +380,8 @@ def _untimed(suite: Suite) -> dict[str, Any]:
     return data
 
 
-def _plain(value: str | tuple[str, ...]) -> str | list[str]:
-    return value if isinstance(value, str) else list(value)
+def _plain(value: str | int | tuple[str, ...]) -> str | int | list[str]:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _listed(lines: tuple[str, ...] | None) -> list[str] | None:

@@ -10,11 +10,11 @@ import pytest
 
 from specsim.errors import UsageError
 from specsim.findings import baseline
-from specsim.findings.comparison import GONE, Reach, compare, not_checked, reach_of
+from specsim.findings.comparison import GONE, Reach, changed_of, compare, not_checked, not_reached, reach_of
 from specsim.findings.selection import names_of
 from specsim.interrupts import SPENT
 from specsim.report.check import Detail, print_verdict
-from specsim.verdict import CheckedSubject, Finding, NotRun, Severity, Suite, Verdict
+from specsim.verdict import Changed, CheckedSubject, Finding, NotRun, Severity, Suite, Verdict
 
 IMPORT = "it is not imported: ModuleNotFoundError: No module named 'brand_new_package', srt/managers/scheduler.py:19"
 
@@ -153,3 +153,24 @@ def test_what_is_not_checked_stands_at_the_end_of_what_is_printed(capsys: pytest
         printed = " ".join(capsys.readouterr().out.split())
         assert "incomplete: no new findings, 0 known from base, 0 gone, 1 not checked" in printed
         assert printed.endswith(f"not checked: scheduler ({IMPORT})")
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_changed_lines_that_no_schedule_ran_stand_at_the_end(
+    capsys: pytest.CaptureFixture[str], is_required: bool
+) -> None:
+    here = verdict(ops("f"), scheduler("default"))
+    here.suites[-1].ran_lines = {"srt/a.py:3": 31}
+    here.changed = changed_of({"srt/a.py": (3, 7)}, here)
+    assert here.changed == Changed(("srt/a.py:3", "srt/a.py:7"), ("srt/a.py:7",), 31)
+    if is_required:
+        here.not_checked = not_reached(here)
+    print_verdict(here, Detail())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "change 1 of 2 lines of functions that it touches run by the scheduler tier, each in up to 31" in printed
+    assert printed.endswith("changed and not run by any schedule: srt/a.py:7")
+    assert here.exit_code == (4 if is_required else 0)
+
+
+def test_nothing_is_said_of_a_change_where_no_schedule_could_have_run_it() -> None:
+    assert changed_of({"srt/a.py": (3,)}, verdict(ops("f"))) is None

@@ -16,6 +16,7 @@ from specsim.engines.registry import SGLANG
 from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
+from specsim.lifting.changes import Changes
 from specsim.lifting.source import DirectorySource, GitSource, SourceTree, WheelSource
 from specsim.lifting.versions import is_version
 
@@ -452,3 +453,24 @@ def test_what_is_no_file_is_not_among_the_files_of_a_folder(tmp_path: Path) -> N
     source = DirectorySource(tmp_path, SGLANG)
     assert source.paths("") == ["srt/file.py", "srt/link.py"]
     assert [path for path in source.paths("") if not source.exists(path)] == []
+
+
+def test_git_knows_a_file_by_its_content(repository: Path) -> None:
+    source = GitSource(repository, "HEAD", SGLANG)
+    for path, text in TREE.items():
+        assert source.holds(path, text.encode())
+        assert not source.holds(path, text.encode() + b"#")
+        assert not source.holds(path, text.encode()[::-1]) or text == text[::-1]
+    assert not source.holds("srt/absent.py", b"")
+
+
+def test_the_lines_of_functions_that_a_checkout_changed_are_found_by_file(repository: Path) -> None:
+    base = GitSource(repository, "HEAD", SGLANG)
+    file = repository / "python" / "sglang" / "srt" / "made.py"
+    file.write_text("A = 1\n\n\ndef f():\n    # a comment\n    return A\n")
+    changed = Changes(base, DirectorySource(repository, SGLANG)).files("srt")
+    assert changed == {"srt/made.py": (4, 6)}
+    commit_all(repository)
+    at_head = GitSource(repository, "HEAD", SGLANG)
+    assert Changes(base, at_head).files("srt") == changed
+    assert Changes(at_head, DirectorySource(repository, SGLANG)).files("srt") == {}

@@ -107,3 +107,27 @@ def test_an_edit_changes_what_is_run_and_no_file(answer: Any, tmp_path: Path) ->
     edit = 'lambda name, source: source.replace("1 + 1", "3") if name == "made.module" else source'
     assert answer("ANSWER = 1 + 1\n", edit) == 3
     assert (tmp_path / "made" / "module.py").read_text() == "ANSWER = 1 + 1\n"
+
+
+PROBING = """
+import json, sys
+from pathlib import Path
+from specsim.engines.sglang.scheduler.clock import Surroundings
+from specsim.engines.sglang.scheduler.imports import Probes, install
+probes = Probes({"module.py": [3, 5], "other.py": [1]})
+install(Path(sys.argv[1]), "made", Surroundings().modules, {}, None, probes)
+import made.module
+print(json.dumps([made.module.f(True), sorted(probes.ran), made.module.f(False), sorted(probes.ran)]))
+"""
+
+
+def test_the_lines_that_are_asked_about_are_noted_where_they_run(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "__init__.py").touch()
+    source = "def f(is_so):\n    if is_so:\n        return 1\n    else:\n        return 2\n"
+    (tmp_path / "made" / "module.py").write_text(source)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    first, second = ["module.py", 3], ["module.py", 5]
+    assert json.loads(ended.stdout) == [1, [first], 2, [first, second]]

@@ -40,7 +40,7 @@ class CheckCommand(Command):
         "What is checked": ("provider", "only", "worker", "fixtures", "use_fixtures", "kernels", "mutant", "canary"),
         "How much": ("budget_seconds", "cases", "schedules", "attempts", "shrinks", "ci", "seed", "strategy", "bulk"),
         "What is reported": ("select", "ignore", "fail_on"),
-        "Beside a baseline": ("baseline", "update_baseline", "allow_not_run", "bisect_run"),
+        "Beside a baseline": ("baseline", "update_baseline", "allow_not_run", "require_reached", "bisect_run"),
         "What is printed": ("verbose", "quiet", "show_not_run", "github"),
         "Files that are written": ("out", "json_file", "junit", "sarif"),
         "Several targets": ("jobs", "write", "pin_to"),
@@ -175,6 +175,10 @@ def check(
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Write the findings to the FILE of --baseline.")
     ] = False,
+    require_reached: Annotated[
+        bool,
+        typer.Option("--require-reached", help="Pass only if schedules ran every line of a function that was changed."),
+    ] = False,
     allow_not_run: Annotated[
         list[str] | None,
         typer.Option(
@@ -277,6 +281,8 @@ def check(
         options |= {"--fail-on": fail_on} if fail_on else {}
         if allow_not_run and baseline is None:
             raise UsageError("--allow-not-run without --baseline", "it is of what ran on a baseline: add --baseline")
+        if require_reached and baseline is None:
+            raise UsageError("--require-reached without --baseline", "add --baseline sglang@.#main...")
         options |= {"--no-known": None} if not use_fixtures else {}
         options |= {"--no-shrink": None} if not shrinks else {}
         options = without_ignored(context, options)
@@ -332,6 +338,7 @@ def check(
         selection=selection,
         fail_on=fails,
         allowed=names_of(allow_not_run or ()),
+        require_reached=require_reached,
     )
     detail = Detail(quiet, verbose, show_not_run)
     raise typer.Exit(

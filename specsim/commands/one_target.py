@@ -20,12 +20,13 @@ from specsim.commands.suites import (
     NoVerdictError,
     baseline_of,
     changed_by,
+    changed_lines,
     checked_beside,
     replayed,
     verdict_of,
 )
 from specsim.errors import UsageError
-from specsim.findings.comparison import compare, mistaken, not_checked
+from specsim.findings.comparison import changed_of, compare, mistaken, not_checked, not_reached
 from specsim.verdict import INCOMPLETE, NOT_CHECKED, Verdict
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def check_one_target(
     else:
         verdict = _checked_with(beside, asked, options)
     verdict.not_checked = (*mistaken(verdict), *verdict.not_checked)
+    if asked.require_reached:
+        verdict.not_checked += not_reached(verdict)
     data = verdict.to_json()
     is_written = update_baseline and not verdict.interrupted and verdict.verdict != "error"
     written = _written(beside, verdict) if is_written and isinstance(beside, Path) else ""
@@ -110,7 +113,9 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
         alike["--budget-seconds"] = share
     with checked_beside(beside, alike, asked.out, share) as known_of:
         deadline = time.monotonic() + asked.budget_seconds
-        verdict = verdict_of(replace(asked, budget_seconds=share))
+        lines = changed_lines(beside, asked)
+        verdict = verdict_of(replace(asked, budget_seconds=share, lines=lines))
+        verdict.changed = changed_of(lines, verdict)
         try:
             baseline = known_of()
         except NoVerdictError as error:

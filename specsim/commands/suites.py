@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,7 +43,8 @@ class Asked:
     found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
     the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
     With `one_core` everything shares one core. `selection` and `fail_on` say what is reported, and what of it fails;
-    what `allowed` matches may be not run, though it runs on a baseline.
+    what `allowed` matches may be not run, though it runs on a baseline. Of `lines` of the target's files schedules note
+    whether they run, and with `require_reached` those that a change touches must.
     """
 
     target: Target
@@ -70,6 +71,8 @@ class Asked:
     selection: Selection = EVERYTHING
     fail_on: FailOn = FAILS_BY_DEFAULT
     allowed: tuple[str, ...] = ()
+    lines: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    require_reached: bool = False
 
     @property
     def name(self) -> str:
@@ -196,6 +199,7 @@ def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, l
         kernels=asked.kernels,
         strategy=asked.strategy,
         worker=asked.worker,
+        lines={file: list(lines) for file, lines in asked.lines.items()},
     )
     suite, findings = run_suite(request, asked.out.absolute(), partial(line.subject, tier), line.counted)
     if remembers and not asked.operation:
@@ -308,6 +312,19 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
         frozenset(signature for signature, state in states.items() if state is State.SHOWN),
         frozenset(signature for signature, state in states.items() if state is State.GONE),
     )
+
+
+def changed_lines(base: Target, asked: Asked) -> dict[str, tuple[int, ...]]:
+    """The lines of functions that a checkout has otherwise than the revision `base`, by file: of what a scheduler may
+    import; none for another target.
+    """
+    from specsim.engines.packages import open_source
+    from specsim.engines.target import CheckoutTarget
+    from specsim.lifting.changes import Changes
+
+    if not isinstance(base, CheckoutTarget) or not isinstance(asked.target, CheckoutTarget) or not base.revision:
+        return {}
+    return Changes(open_source(base, asked.cache), open_source(asked.target, asked.cache)).files("srt")
 
 
 def changed_by(

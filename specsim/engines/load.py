@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,15 +100,19 @@ def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]
 
 
 def load_scheduler(
-    target: Target, cache: Cache, mutant: str = "", root: Path | None = None
+    target: Target,
+    cache: Cache,
+    mutant: str = "",
+    root: Path | None = None,
+    lines: Mapping[str, Collection[int]] | None = None,
 ) -> SchedulerTarget | NotRun:
     """The scheduler of a target, imported with a planted defect in it, or why it is not run. `root` is the folder that
-    `files_of` gave, None where it was not asked.
+    `files_of` gave, None where it was not asked; `lines` those of its files of which schedules note whether they run.
     """
     maker = None if isinstance(target, ModelTarget | PythonTarget) else _engine(target).subjects.get("scheduler")
     if maker is None:
         return NotRun("scheduler", "only releases and checkouts of an engine have a scheduler")
-    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root)
+    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root, lines)
     return found
 
 

@@ -295,6 +295,7 @@ class Seen:
     `device`    what the virtual device found: violations of S2, X6 and their kin
     `batches`   a line for each launch: iteration, kind ("extend" or "decode"), requests
     `unpenalized` requests whose penalties were not those of what they had said, when a verification applied them
+    `ran`       of the lines that were asked about those that were run, with their files
     `retracted` how many retractions there were, `evicted` how many slots left the tree, `rejected` requests
     `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
                 of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
@@ -306,6 +307,7 @@ class Seen:
     device: list[Broken] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     unpenalized: set[str] = field(default_factory=set)
+    ran: set[tuple[str, int]] = field(default_factory=set)
     retracted: int = 0
     evicted: int = 0
     steps: list[Step] = field(default_factory=list)

@@ -14,7 +14,7 @@ from typing import Any
 from specsim.engines.triage import is_known_in
 from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_mistake, is_rest
 from specsim.tiers.registry import TIERS
-from specsim.verdict import Compared, FailOn, NotRun, Verdict
+from specsim.verdict import Changed, Compared, FailOn, NotRun, Verdict
 
 GONE = "it is not there any more"
 
@@ -132,6 +132,24 @@ def not_checked(
     unique = {entry.what: entry for entry in reversed(entries)}
     names = dict.fromkeys(entry.what for entry in entries)
     return tuple(unique[what] for what in names if not any(fnmatchcase(what, pattern) for pattern in allowed))
+
+
+NOT_REACHED = "it is changed, and no schedule ran it"
+
+
+def changed_of(lines: Mapping[str, Sequence[int]], verdict: Verdict) -> Changed | None:
+    """Which of these lines, by file, the schedules of a verdict ran; None where no schedule could have."""
+    if not any(suite.setups for suite in verdict.suites):
+        return None
+    ran = {place: count for suite in verdict.suites for place, count in suite.ran_lines.items()}
+    places = tuple(f"{file}:{line}" for file in lines for line in lines[file])
+    not_run = tuple(place for place in places if place not in ran)
+    return Changed(places, not_run, max(ran.values(), default=0))
+
+
+def not_reached(verdict: Verdict) -> tuple[NotRun, ...]:
+    """What stands in the way of a verdict that may pass only if all that was changed was run."""
+    return tuple(NotRun(place, NOT_REACHED) for place in verdict.changed.not_run) if verdict.changed else ()
 
 
 def mistaken(verdict: Verdict) -> tuple[NotRun, ...]:

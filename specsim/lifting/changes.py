@@ -12,7 +12,8 @@ from functools import cache
 from typing import NamedTuple
 
 from specsim.errors import UsageError
-from specsim.lifting.source import SourceTree
+from specsim.lifting.probes import statement_lines
+from specsim.lifting.source import GitSource, SourceTree
 
 
 class Function(NamedTuple):
@@ -31,6 +32,18 @@ class Changes:
         self._base, self._head = base, head
         self.lines = cache(self._lines)
         self._functions = cache(lambda file: _functions(file, _text(head, file)))
+
+    def files(self, under: str) -> dict[str, tuple[int, ...]]:
+        """The lines of functions, by Python file below a folder, that are changed."""
+        found = {}
+        for file in self._head.paths(under):
+            if not file.endswith(".py"):
+                continue
+            text = _text(self._head, file)
+            is_same = isinstance(self._base, GitSource) and self._base.holds(file, text.encode())
+            if not is_same and (lines := statement_lines(text, self.lines(file))):
+                found[file] = lines
+        return found
 
     def of(self, functions: Iterable[Function]) -> tuple[str, ...]:
         """ "NAME FILE:LINE" of each function that was changed, with the first changed line of it, the smallest function

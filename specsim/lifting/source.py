@@ -8,6 +8,7 @@ as absent.
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import re
 from collections.abc import Collection
@@ -197,6 +198,15 @@ class GitSource:
 
     def exists(self, path: str) -> bool:
         return _plain(path) in self._blobs
+
+    def holds(self, path: str, content: bytes) -> bool:
+        """Whether a file of that path has this content, to the byte; asks git nothing."""
+        name, size = self._blobs.get(path, ("", -1))
+        if size != len(content):
+            return False
+        blob = hashlib.new("sha256" if len(name) == 64 else "sha1", usedforsecurity=False)
+        blob.update(b"blob %d\0" % size + content)
+        return blob.hexdigest() == name
 
     def paths(self, under: str) -> list[str]:
         return _below(self._blobs, under)

@@ -19,7 +19,7 @@ from specsim.report.page.plain import visible
 from specsim.report.terminal import INDENT, LABEL, TEXT_MAX, console_of, escape, print_row, show, table_of, wrapped
 from specsim.tiers.not_run import is_absent, is_mistake
 from specsim.tiers.registry import TIERS, rule_label
-from specsim.verdict import REACHES, Compared, Finding, NotRun, Suite, Verdict
+from specsim.verdict import REACHES, Changed, Compared, Finding, NotRun, Suite, Verdict
 
 SHOWN_IN_FULL = 3  # findings, without --verbose
 NOT_CHECKED_MAX = 5
@@ -70,11 +70,20 @@ def _print_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
         print_row(console, "target", f"{verdict.target}, seed {verdict.seed}")
         for suite in verdict.suites:
             print_row(console, suite.name, _counts(suite, verdict))
+    if verdict.changed is not None and verdict.changed.lines:
+        print_row(console, "change", _reached(verdict.changed))
     if verdict.baseline is not None:
         _print_compared(console, verdict.baseline, detail)
     _print_not_run(console, verdict.suites, listed=detail.not_run or verdict.verdict == "error")
     for suite in verdict.suites if detail.verbose else ():
         _print_fallbacks(console, suite)
+
+
+def _reached(changed: Changed) -> str:
+    """How much of a change was run."""
+    lines, run = len(changed.lines), len(changed.lines) - len(changed.not_run)
+    most = f", each in up to {changed.schedules:,} schedules" if run else ""
+    return f"{run} of {lines} line{'s' * (lines > 1)} of functions that it touches run by the scheduler tier{most}"
 
 
 def _print_not_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
@@ -84,6 +93,11 @@ def _print_not_checked(console: Console, verdict: Verdict, detail: Detail) -> No
     if more := len(verdict.not_checked) - len(entries):
         lines.append(f"not checked: {more} more; --show-not-run lists them")
     lines += [f"not the same twice: {visible(one.what)} ({visible(one.why)})" for one in verdict.nondeterministic]
+    if verdict.changed is not None and verdict.changed.not_run:
+        shown = verdict.changed.not_run[: None if detail.verbose else CHANGED_MAX]
+        more = len(verdict.changed.not_run) - len(shown)
+        places = f"{', '.join(shown)}{f' and {more} more, which -v lists' if more else ''}"
+        lines.append(f"changed and not run by any schedule: {visible(places)}")
     if verdict.not_compared:
         lines.append(f"not compared: {visible(verdict.not_compared)}")
     for line in lines:

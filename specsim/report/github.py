@@ -15,6 +15,7 @@ from specsim.tiers.registry import rule_label
 
 Place = tuple[str, int]  # a file relative to the repository, and a line from 1 on
 Located = Callable[[str, str], Place | None]  # of a target and a finding's `where`
+CHANGED_MAX = 9  # lines of a change that no schedule ran
 LEVELS = {"metric": "warning", "by-design": "notice"}  # of a severity; "error" for the others
 TITLE_MAX = 200
 
@@ -92,6 +93,11 @@ def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     for entry in (entry for suite in verdict["suites"] for entry in suite.get("nondeterministic", ())):
         yield f"**Not the same twice**: {_cell(entry['what'])} ({_cell(entry['why'])})."
+        yield ""
+    if verdict.get("changed", {}).get("not_run"):
+        places = ", ".join(verdict["changed"]["not_run"][:CHANGED_MAX])
+        more = len(verdict["changed"]["not_run"]) - CHANGED_MAX
+        yield f"**Changed and not run by any schedule**: {_cell(places)}{f' and {more} more' if more > 0 else ''}."
         yield ""
     if "not_compared" in verdict:
         yield f"**Not compared**: {_cell(verdict['not_compared'])}."

@@ -80,6 +80,7 @@ class _Checked:
                 self.suite.schedules, self.suite.events = message.schedules, message.events
                 self.suite.seam, self.suite.setups = message.seam, message.setups
                 self.suite.not_run += message.not_run
+                self.suite.ran_lines = message.ran_lines
             case Lost():
                 self.lost = message.text
 

@@ -92,6 +92,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `mutant`        id of a mutant that is put into the model, "" for none; `kernels` the provider whose kernels the
                     model uses, "" for none; `strategy` one of `specsim.choices.search_strategies`
     `worker`        "fake" or "release": under a release's scheduler
+    `lines`         of the target's files, of which schedules note whether they are run
     `root`          folder with the files of a git revision, "" for another target and where none are imported
     """
 
@@ -116,6 +117,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     strategy: str = "swarm"
     worker: str = "fake"
     root: str = ""
+    lines: dict[str, list[int]] = {}
     version: int = VERSION
 
 
@@ -172,7 +174,8 @@ class Differs(msgspec.Struct, frozen=True):
 
 class End(Message, tag="end"):
     """All subjects are done. `seam` says which functions of the target were run, `setups` on which of its setups
-    schedules were; `nondeterministic` what did not run the same twice.
+    schedules were; `nondeterministic` what did not run the same twice; `ran_lines`, by FILE:LINE, in how many schedules
+    each of the request's lines was run.
     """
 
     is_last: ClassVar[bool] = True
@@ -182,6 +185,7 @@ class End(Message, tag="end"):
     seam: list[dict[str, Any]] = msgspec.field(default_factory=list)
     setups: list[str] = msgspec.field(default_factory=list)
     nondeterministic: list[Differs] = msgspec.field(default_factory=list)
+    ran_lines: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Broken(msgspec.Struct, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -64,6 +65,7 @@ class _Counts:
     hits: dict[str, _Hit] = field(default_factory=dict)
     not_started: dict[str, str] = field(default_factory=dict)
     setups: set[str] = field(default_factory=set)
+    ran_lines: Counter[str] = field(default_factory=Counter)
 
     def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
         """Note what a schedule showed; the signatures that are new."""
@@ -76,6 +78,7 @@ class _Counts:
         record = outcome.record if isinstance(outcome, Ran) else None
         if record is not None:
             self.iterations += record.iterations
+            self.ran_lines.update(f"{file}:{line}" for file, line in record.ran_lines)
             for mark in record.marks:
                 self.marks[mark] = self.marks.get(mark, 0) + 1
         new = []
@@ -138,7 +141,7 @@ def load_target(request: Request) -> SchedulerTarget | NotRun:
     from specsim.lifting.cache import Cache
 
     root = Path(request.root) if request.root else None
-    return load_scheduler(parse_target(request.target), Cache(Path(request.cache)), request.mutant, root)
+    return load_scheduler(parse_target(request.target), Cache(Path(request.cache)), request.mutant, root, request.lines)
 
 
 def check(request: Request, work: Check, messages: Messages) -> None:
@@ -187,6 +190,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             setups=[SETUPS[row].name for row in rows if SETUPS[row].name in counts.setups],
             not_run=not_run,
             nondeterministic=differing,
+            ran_lines=dict(sorted(counts.ran_lines.items())),
         )
     )
 

@@ -70,8 +70,12 @@ def boot(root: Path, options: Options, device: Any, *, edit: imports.Edit | None
         return Booted(family, root, options, device, surroundings)
 
 
-def load(root: Path, edit: imports.Edit | None = None) -> tuple[Family, Surroundings]:
-    """Import the release that lies unpacked in `root`; `edit` changes the source of its modules on the way in."""
+def load(
+    root: Path, edit: imports.Edit | None = None, probes: imports.Probes | None = None
+) -> tuple[Family, Surroundings]:
+    """Import the release that lies unpacked in `root`; `edit` changes the source of its modules on the way in, and
+    `probes` notes which lines of them are run.
+    """
     os.environ.update(ENVIRONMENT)
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
@@ -79,7 +83,7 @@ def load(root: Path, edit: imports.Edit | None = None) -> tuple[Family, Surround
     torch.version.cuda = None  # some of what a release imports where torch is built for CUDA is not there
     surroundings = Surroundings()
     compiled = operations.modules(active, REFERENCE)
-    imports.install(root, PACKAGE, surroundings.modules, compiled, edit)
+    imports.install(root, PACKAGE, surroundings.modules, compiled, edit, probes)
     return family_of(importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")), surroundings
 
 

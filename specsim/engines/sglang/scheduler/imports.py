@@ -20,13 +20,15 @@ import pkgutil
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specsim.engines.sglang.scheduler.clock import overridden
 from specsim.engines.sglang.scheduler.configuration import AutoConfig, GenerationConfig, cached_file, config_dict
 from specsim.engines.sglang.scheduler.identity import Numbers
+from specsim.lifting.probes import NAME, probed
 
 _FABRICATED = """
     IPython PIL aiohttp compressed_tensors cuda cutlass dill einops fastapi flash_mla gguf huggingface_hub openai orjson
@@ -51,6 +53,16 @@ _MODELS = frozenset(["llama"])  # of the modules that a release looks for in a f
 
 NUMBERS = Numbers()
 """Of the objects of the one release that this process imports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Lines of a release, by file below its package, and which of them were run since `ran` was cleared."""
+
+    lines: Mapping[str, Collection[int]] = field(default_factory=dict)
+    ran: set[tuple[str, int]] = field(default_factory=set)
+
+
 Edit = Callable[[str, str], str | ast.Module]  # (name of a module of the release, its source) -> what is run
 
 
@@ -60,6 +72,7 @@ def install(
     modules: Mapping[str, types.ModuleType],
     compiled: Mapping[str, types.ModuleType],
     edit: Edit | None = None,
+    probes: Probes | None = None,
 ) -> None:
     """From now on `import package` in this process finds the release that lies unpacked in `root`, and its imports are
     answered as said above. Its modules get `modules` in place of the real ones of those names, and those of ON_DEVICE
@@ -67,7 +80,7 @@ def install(
     """
     modules = {**modules, **NUMBERS.modules(), "pkgutil": overridden(pkgutil, iter_modules=_few_modules)}
     sys.path.insert(0, str(root))  # for its version, which it looks up by importlib.metadata
-    sys.meta_path[:0] = [_Fabrication(), _Release(root, package, modules, compiled, edit)]
+    sys.meta_path[:0] = [_Fabrication(), _Release(root, package, modules, compiled, edit, probes or Probes())]
     for name in sorted(ABSENT):
         sys.modules[name] = None  # type: ignore[assignment]  # find_spec says None, and import that there is none
 
@@ -92,8 +105,9 @@ class _Release(importlib.abc.MetaPathFinder):
         modules: Mapping[str, types.ModuleType],
         compiled: Mapping[str, types.ModuleType],
         edit: Edit | None,
+        probes: Probes,
     ) -> None:
-        self._root, self._package, self._edit = str(root), package, edit
+        self._root, self._package, self._edit, self._probes = str(root), package, edit, probes
         self._modules, self._on_device = modules, {**modules, **compiled}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -102,16 +116,25 @@ class _Release(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(fullname, path or [self._root], target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             modules = self._on_device if fullname.startswith(ON_DEVICE) else self._modules
-            spec.loader = _Loader(fullname, spec.loader.path, modules, self._edit)
+            file = Path(spec.loader.path).relative_to(Path(self._root, self._package)).as_posix()
+            spec.loader = _Loader(fullname, spec.loader.path, modules, self._edit, self._probes, file)
         return spec
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
     """Runs a module of the release with an `import` of its own, by which it gets the modules that replace real ones."""
 
-    def __init__(self, name: str, path: str, modules: Mapping[str, types.ModuleType], edit: Edit | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        modules: Mapping[str, types.ModuleType],
+        edit: Edit | None,
+        probes: Probes,
+        file: str,
+    ) -> None:
         super().__init__(name, path)
-        self._edit = edit
+        self._edit, self._lines = edit, probes.lines.get(file, ())
         package, is_on_device = name.split(".")[0], name.startswith(ON_DEVICE)
 
         def import_(
@@ -128,17 +151,20 @@ class _Loader(importlib.machinery.SourceFileLoader):
             return found
 
         self._builtins = {**vars(builtins), **NUMBERS.names(), "__import__": import_}
+        self._builtins[NAME] = lambda line: probes.ran.add((file, line))
 
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module)["__builtins__"] = self._builtins
         super().exec_module(module)
 
     def get_code(self, fullname: str) -> types.CodeType | None:
-        if self._edit is None:
+        if self._edit is None and not self._lines:
             return super().get_code(fullname)
         source = self.get_source(fullname)
         assert source is not None
-        edited = self._edit(fullname, source)
+        edited = self._edit(fullname, source) if self._edit is not None else source
+        if self._lines:
+            edited = probed(ast.parse(edited) if isinstance(edited, str) else edited, self._lines)
         return super().get_code(fullname) if edited == source else compile(edited, self.path, "exec", dont_inherit=True)
 
 

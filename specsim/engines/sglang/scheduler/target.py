@@ -6,7 +6,7 @@ import ast
 import hashlib
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,15 +102,21 @@ ATTENTION = "srt/layers/attention/"
 
 
 def sglang_scheduler(
-    target: ReleaseTarget | CheckoutTarget, cache: Cache, mutant: str = "", root: Path | None = None
+    target: ReleaseTarget | CheckoutTarget,
+    cache: Cache,
+    mutant: str = "",
+    root: Path | None = None,
+    lines: Mapping[str, Collection[int]] | None = None,
 ) -> SglangScheduler | NotRun:
     """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be.
-    `root` is what `folder_of` gave, None where it was not asked.
+    `root` is what `folder_of` gave, None where it was not asked; `lines` those of which schedules note whether they
+    run, by file.
     """
     edit = edit_of(*find(mutant)) if mutant else None
     root = root or folder_of(target, cache)
     try:
-        return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap)
+        guard = lambda: read_guards(open_source(target, cache)).session_overlap  # noqa: E731
+        return SglangScheduler(root, edit, guard, lines)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -130,7 +136,11 @@ class SglangScheduler:
     """See `specsim.engines.real_scheduler.SchedulerTarget`. The virtual device stays installed in this process."""
 
     def __init__(
-        self, root: Path, edit: imports.Edit | None = None, session_guard: Callable[[], str] = lambda: ""
+        self,
+        root: Path,
+        edit: imports.Edit | None = None,
+        session_guard: Callable[[], str] = lambda: "",
+        lines: Mapping[str, Collection[int]] | None = None,
     ) -> None:
         from specsim.vdevice import simulate
 
@@ -142,7 +152,8 @@ class SglangScheduler:
         device = simulate(replayed(()), sites=lambda file: file in MODELS or file.startswith(release))
         with running():
             self._device = self._open.enter_context(device)
-            self._family, self._surroundings = load(root, edit)
+            self._probes = imports.Probes(lines or {})
+            self._family, self._surroundings = load(root, edit, self._probes)
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
         drifted = unknown_fields(self._family.messages().BatchTokenIDOutput)
@@ -153,7 +164,8 @@ class SglangScheduler:
         if setup.sessions and (guard := self._session_guard()):
             raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
         with self._placed():
-            started = Started(self._booted(setup), setup, self._device, f"{self._root}{MARKER}")
+            release = f"{self._root}{MARKER}"
+            started = Started(self._booted(setup), setup, self._device, release, self._probes.ran)
             with running():
                 if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
                     started.warm_up()
@@ -227,8 +239,9 @@ def _identity(root: Path) -> tuple[str, str]:
 class Started:
     """See `specsim.engines.real_scheduler.StartedScheduler`."""
 
-    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str) -> None:
+    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str, ran: set[tuple[str, int]]) -> None:
         self._booted, self._setup, self._device, self._release = booted, setup, device, release
+        self._ran = ran
         self._seen = Seen()
         self._records = False
         self._recording: Recording | None = None
@@ -312,6 +325,7 @@ class Started:
 
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         booted = self._booted
+        self._ran.clear()  # of what the start and the warm-up ran
         booted.surroundings.restart()
         booted.family.grammars.restart()
         booted.worker.restart(lambda _rid, bound: bound - chooser.choose(bound, "accept"))
@@ -421,6 +435,7 @@ class Started:
                 )
         self._seen.device += [_broken(finding) for finding in self._device.findings]
         self._seen.retracted = self._booted.retractions
+        self._seen.ran |= self._ran
         if self._recording is not None:
             self._note_steps(self._recording)
 
