@@ -57,8 +57,8 @@ def print_verdict(verdict: Verdict, detail: Detail, written: str = "") -> None:
     word, style = ("written", "bold") if written else (verdict.verdict, _STYLES[verdict.verdict])
     first, *rest = wrapped(f"{word}: {written or _summary(verdict)}", console.width, "      ")
     _print(console, [first.replace(word, f"[{style}]{word}[/]", 1), *rest])
-    if not detail.quiet and not written:
-        _print(console, map(without_markup, wrapped(_what_to_do(verdict, detail), console.width, "")))
+    if not detail.quiet and not written and (advice := _what_to_do(verdict, detail)):
+        _print(console, map(without_markup, wrapped(advice, console.width, "")))
     if not written:
         _print_not_checked(console, verdict, detail)
 
