@@ -19,7 +19,8 @@ from specsim.engines.sglang.scheduler.target import sglang_scheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
-from specsim.tiers.scheduler.answers import violations_of
+from specsim.replay_file import SchedulerReplay
+from specsim.tiers.scheduler.answers import again, violations_of
 from specsim.tiers.scheduler.forks import NotStarted, Ran, Starters, Wanted, wanted
 from specsim.verdict import NotRun
 
@@ -57,10 +58,13 @@ def main(version: str, count: str, *files: str) -> None:
         return {"digest": outcome.record.digest, "signatures": sorted(found)}
 
     try:
-        tapes = {Path(file).stem: tuple(replay_file.load(Path(file)).tape) for file in files}
+        loaded = {Path(file).stem: replay_file.load(Path(file)) for file in files}
+        stored = {name: one for name, one in loaded.items() if isinstance(one, SchedulerReplay)}
         answer = {
             "schedules": [run(wanted(0, index, SECONDS)) for index in range(int(count))],
-            "files": {name: run(Wanted(tape, seconds=SECONDS)) for name, tape in tapes.items()},
+            "files": {
+                name: run(again(one, SECONDS)) for name, one in stored.items() if isinstance(one, SchedulerReplay)
+            },
         }
     finally:
         starters.close()

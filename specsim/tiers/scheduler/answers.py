@@ -210,7 +210,7 @@ def _run_known(
             return
         messages.send(At(subject=SUBJECT, known=path.name, counts=counts.to_show()))
         try:
-            schedule = _again(stored, request)
+            schedule = again(stored, request.hang_seconds)
         except UsageError:  # of another specsim
             continue
         if counts.take_known(schedule, starters.run(schedule), stored.signature, path.name):
@@ -270,22 +270,22 @@ def _differing(starters: Starters, counts: _Counts, seconds: float) -> list[Diff
     for signature, hit in counts.hits.items():
         if hit.record is None:
             continue
-        again = starters.run(structs.replace(hit.wanted, seconds=seconds))
-        if not isinstance(again, Ran) or again.record.digest != hit.record.digest:
-            is_shown = any(violation.signature == signature for violation in violations_of(again))
-            text = _difference(hit.record, again) + ("" if is_shown else "; the finding came in the first run alone")
+        repeated = starters.run(structs.replace(hit.wanted, seconds=seconds))
+        if not isinstance(repeated, Ran) or repeated.record.digest != hit.record.digest:
+            is_shown = any(violation.signature == signature for violation in violations_of(repeated))
+            text = _difference(hit.record, repeated) + ("" if is_shown else "; the finding came in the first run alone")
             differing.append(Differs(f"the schedule of {signature}", text, "" if is_shown else signature))
     return differing
 
 
-def _difference(record: Record, again: Outcome) -> str:
+def _difference(record: Record, repeated: Outcome) -> str:
     """How a second run of a schedule differs from the first."""
-    if not isinstance(again, Ran):
-        return f"it ran, and then {again.text if isinstance(again, Ended) else again.why}"
-    for was, now in zip_longest(record.events, again.record.events, fillvalue="no launch"):
+    if not isinstance(repeated, Ran):
+        return f"it ran, and then {repeated.text if isinstance(repeated, Ended) else repeated.why}"
+    for was, now in zip_longest(record.events, repeated.record.events, fillvalue="no launch"):
         if was != now:
             return f"a launch was {' '.join(was.split())!r}, and then {' '.join(now.split())!r}"
-    return f"its digest was {record.digest}, and then {again.record.digest}"
+    return f"its digest was {record.digest}, and then {repeated.record.digest}"
 
 
 def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Finding, SchedulerReplay]:
@@ -345,7 +345,7 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     stored = _stored(work.file)
     target, starters = _started(request, messages)
     try:
-        schedule = structs.replace(_again(stored, request), records=work.record, traces=work.traces)
+        schedule = structs.replace(again(stored, request.hang_seconds), records=work.record, traces=work.traces)
         outcome = starters.run(schedule)
     finally:
         starters.close()
@@ -399,8 +399,8 @@ def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     stored = _stored(work.file)
     target, starters = _started(request, messages)
     try:
-        again = _again(stored, request)
-        hit = _shown_by(request, work.file, stored, again, starters.run(again))
+        schedule = again(stored, request.hang_seconds)
+        hit = _shown_by(request, work.file, stored, schedule, starters.run(schedule))
         first = hit.record
         if work.attempts:
             tape = Wanted(tuple(stored.tape), seconds=request.hang_seconds)
@@ -435,12 +435,12 @@ def search(request: Request, work: Search, messages: Messages) -> None:
     raise UsageError(f"there is no search of the {request.tier} tier", "bisect a replay file")
 
 
-def _again(stored: SchedulerReplay, request: Request) -> Wanted:
+def again(stored: SchedulerReplay, seconds: float) -> Wanted:
     """The schedule of a replay file. UsageError for one that there is not."""
     case = Case(stored.setup, stored.workload, stored.choices)
     case.started_by()
     case.users()
-    return Wanted(tuple(stored.tape), seconds=request.hang_seconds, case=case)
+    return Wanted(tuple(stored.tape), seconds=seconds, case=case)
 
 
 def _stored(file: str) -> SchedulerReplay:
