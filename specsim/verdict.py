@@ -207,7 +207,8 @@ class CheckedSubject:
 class Suite:
     """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's; `setups`
     names those of a scheduler that schedules ran on. `nondeterministic` is what did not run the same twice, and how two
-    runs differ: a finding that only the first of them showed is none.
+    runs differ: a finding that only the first of them showed is none. `ran_lines` has the lines of a change that
+    schedules ran, by FILE:LINE, and how many of them did.
     """
 
     name: str

@@ -17,7 +17,7 @@ from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, P
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.changes import Changes
-from specsim.lifting.source import DirectorySource, GitSource, SourceTree, WheelSource
+from specsim.lifting.source import DirectorySource, GitSource, SourceTree, WheelSource, blob_of
 from specsim.lifting.versions import is_version
 
 if TYPE_CHECKING:
@@ -458,10 +458,11 @@ def test_what_is_no_file_is_not_among_the_files_of_a_folder(tmp_path: Path) -> N
 def test_git_knows_a_file_by_its_content(repository: Path) -> None:
     source = GitSource(repository, "HEAD", SGLANG)
     for path, text in TREE.items():
-        assert source.holds(path, text.encode())
-        assert not source.holds(path, text.encode() + b"#")
-        assert not source.holds(path, text.encode()[::-1]) or text == text[::-1]
-    assert not source.holds("srt/absent.py", b"")
+        named = source.blob(path)
+        assert named == blob_of(text.encode(), named) == git(repository, "rev-parse", f"HEAD:python/sglang/{path}")
+        assert named != blob_of(text.encode() + b"#", named)
+        assert named != blob_of(text.encode()[::-1], named) or text == text[::-1]
+    assert source.blob("srt/absent.py") == ""
 
 
 def test_the_lines_of_functions_that_a_checkout_changed_are_found_by_file(repository: Path) -> None:

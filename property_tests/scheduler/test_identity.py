@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,13 @@ ANSWER = [Key(1) in {Key(1)}, Other(1) in {Other(1)}, Pair(1) in {Pair(1)} and M
 MODULES = {title: title.replace(" ", "_").replace("-", "_") for title in TREES}
 
 
-def answers(folder: Path, noise: int) -> dict[str, Any]:
-    """What the trees say in a process that has so many other objects."""
-    command = [sys.executable, "-c", IMPORTING, str(folder), str(noise), *MODULES.values()]
+def answers(folder: Path, trees: Mapping[str, str], noise: int = 0) -> dict[str, Any]:
+    """What modules of a release say in a process that has so many other objects."""
+    (folder / "made").mkdir(exist_ok=True)
+    (folder / "made" / "__init__.py").touch()
+    for name, source in trees.items():
+        (folder / "made" / f"{name}.py").write_text(source)
+    command = [sys.executable, "-c", IMPORTING, str(folder), str(noise), *trees]
     process = start(command, of_target(hash_seed="0"), stderr=subprocess.DEVNULL, cwd=ROOT)
     try:
         assert process.wait(120) == 0
@@ -155,11 +160,8 @@ def answers(folder: Path, noise: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("release")
-    (folder / "made").mkdir()
-    (folder / "made" / "__init__.py").touch()
-    for title, name in MODULES.items():
-        (folder / "made" / f"{name}.py").write_text(TREES[title])
-    return [answers(folder, noise) for noise in (0, 12_345, 0)]
+    trees = {name: TREES[title] for title, name in MODULES.items()}
+    return [answers(folder, trees, noise) for noise in (0, 12_345, 0)]
 
 
 OF_ADDRESSES = {"a set of functions", "a set of classes"}
@@ -183,12 +185,4 @@ def test_a_set_of_nodes_is_not_in_their_order_by_chance(runs: list[dict[str, Any
 
 
 def test_what_is_compared_by_value_is_hashed_by_value(tmp_path: Path) -> None:
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "__init__.py").touch()
-    (tmp_path / "made" / "values.py").write_text(VALUES)
-    process = start([sys.executable, "-c", IMPORTING, str(tmp_path), "0", "values"], of_target(), cwd=ROOT)
-    try:
-        assert process.wait(120) == 0
-    finally:
-        end(process)
-    assert json.loads((tmp_path / "answers.json").read_text())["values"] == [True, True, True, True, "unhashable"]
+    assert answers(tmp_path, {"values": VALUES})["values"] == [True, True, True, True, "unhashable"]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.accounting import FEATURES_OF_RELEASES
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
 from specsim.tiers.scheduler.workload import FEATURES as DRAWN
@@ -40,15 +39,11 @@ class Feature:
         if ALWAYS in self.setup or self.drawn in DRAWN:
             return True
         setups = (SETUPS[row] for row in rows_of(worker))
-        return bool(self.setup) and any(all(_is_on(setup, field) for field in self.setup) for setup in setups)
+        return bool(self.setup) and any(setup.settings.keys() >= set(self.setup) for setup in setups)
 
     def is_run_by_accounting(self, features: Collection[str]) -> bool:
         """Whether an accounting with these features runs it."""
         return self.accounting == ALWAYS or self.accounting in features
-
-
-def _is_on(setup: Setup, field: str) -> bool:
-    return bool(getattr(setup, field) != getattr(Setup(), field))
 
 
 FEATURES = (

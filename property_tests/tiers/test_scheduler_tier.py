@@ -205,7 +205,8 @@ def test_a_schedule_that_does_not_run_the_same_twice_is_named_with_the_launch_th
         counts.take(Wanted(outcome.record.tape), outcome)
     signature, hit = next(iter(counts.hits.items()))
     assert hit.record is not None
-    hit.record = structs.replace(hit.record, events=("0 extend another", *hit.record.events[1:]), digest="other")
+    events = ("0 extend another", *hit.record.events[1:])
+    hit.outcome = Ran(structs.replace(hit.record, events=events, digest="other"))
     starters = Starters(ToyTarget(defect))
     try:
         (differs,) = [one for one in _differing(starters, counts, 20.0) if signature in one.what]

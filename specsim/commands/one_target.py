@@ -20,7 +20,7 @@ from specsim.commands.suites import (
     NoVerdictError,
     baseline_of,
     changed_by,
-    changed_lines,
+    changes_of,
     checked_beside,
     replayed,
     verdict_of,
@@ -113,7 +113,8 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
         alike["--budget-seconds"] = share
     with checked_beside(beside, alike, asked.out, share) as known_of:
         deadline = time.monotonic() + asked.budget_seconds
-        lines = changed_lines(beside, asked)
+        changes = changes_of(beside, asked)
+        lines = changes.files("srt") if changes is not None else {}  # of what a scheduler may import
         verdict = verdict_of(replace(asked, budget_seconds=share, lines=lines))
         verdict.changed = changed_of(lines, verdict)
         try:
@@ -124,7 +125,8 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
         shown, absent = replayed(verdict, baseline, beside, asked, deadline)
         _compare(verdict, replace(baseline, signatures=baseline.signatures | shown), asked, absent)
         assert verdict.baseline is not None
-        changed = changed_by(verdict, verdict.baseline.new, beside, asked, deadline)
+        new = verdict.baseline.new
+        changed = changed_by(verdict, new, changes, asked, deadline) if changes is not None else {}
         verdict.findings = [replace(one, changed=changed.get(one.signature, ())) for one in verdict.findings]
         verdict.findings.sort(key=lambda finding: finding.order_key)
     return verdict

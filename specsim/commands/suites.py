@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from specsim.engines.target import Target
     from specsim.findings.baseline import Baseline
     from specsim.lifting.cache import Cache
+    from specsim.lifting.changes import Changes
     from specsim.report.live import Line
 
 KnownOf = Callable[[], "Baseline"]
@@ -314,36 +315,29 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
     )
 
 
-def changed_lines(base: Target, asked: Asked) -> dict[str, tuple[int, ...]]:
-    """The lines of functions that a checkout has otherwise than the revision `base`, by file: of what a scheduler may
-    import; none for another target.
-    """
+def changes_of(base: Target, asked: Asked) -> Changes | None:
+    """What a checkout has otherwise than the revision `base`; None for another target."""
     from specsim.engines.packages import open_source
-    from specsim.engines.target import CheckoutTarget
+    from specsim.engines.target import CheckoutTarget, PackageTarget
     from specsim.lifting.changes import Changes
 
-    if not isinstance(base, CheckoutTarget) or not isinstance(asked.target, CheckoutTarget) or not base.revision:
-        return {}
-    return Changes(open_source(base, asked.cache), open_source(asked.target, asked.cache)).files("srt")
+    target, checkouts = asked.target, (CheckoutTarget, PackageTarget)
+    if not isinstance(base, checkouts) or not isinstance(target, checkouts) or not base.revision:
+        return None
+    return Changes(open_source(base, asked.cache), open_source(target, asked.cache))
 
 
 def changed_by(
-    verdict: Verdict, signatures: Collection[str], base: Target, asked: Asked, deadline: float
+    verdict: Verdict, signatures: Collection[str], changes: Changes, asked: Asked, deadline: float
 ) -> dict[str, tuple[str, ...]]:
-    """Of findings of a checkout, by signature: the functions that it has otherwise than the revision `base`, and that
-    the case of the finding runs; by `deadline` (of time.monotonic), where a case must be run once more for that.
+    """Of findings of a checkout, by signature: the functions that were changed, and that the case of the finding runs;
+    by `deadline` (of time.monotonic), where a case must be run once more for that.
     """
     from specsim import replay_file
-    from specsim.engines.packages import open_source
-    from specsim.engines.target import CheckoutTarget, PackageTarget
-    from specsim.lifting.changes import Changes, Function
+    from specsim.lifting.changes import Function
     from specsim.tiers.registry import TIERS
     from specsim.tiers.replaying import replay, request_of
 
-    target, checkouts = asked.target, (CheckoutTarget, PackageTarget)
-    if not signatures or not isinstance(base, checkouts) or not isinstance(target, checkouts) or not base.revision:
-        return {}
-    changes = Changes(open_source(base, asked.cache), open_source(target, asked.cache))
     found: dict[str, tuple[str, ...]] = {}
     for finding in verdict.findings:
         if finding.signature not in signatures:
@@ -355,7 +349,7 @@ def changed_by(
             continue
         file = Path(finding.replay)
         try:
-            request = request_of(replay_file.load(file), target.text, asked.cache.folder, asked.hang_seconds)
+            request = request_of(replay_file.load(file), asked.target.text, asked.cache.folder, asked.hang_seconds)
             ran = replay(request, file, traces=True).get("ran", ())
         except UsageError:  # it ended its process
             continue

@@ -77,11 +77,16 @@ class Setup:
     multi_layer: bool = False
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What differs from the first setup."""
+        first = Setup()
+        return {n: getattr(self, n) for n in self.__slots__ if getattr(self, n) != getattr(first, n)}
+
+    @property
     def name(self) -> str:
         """What differs from the first setup, for a reader."""
-        first = Setup()
-        differs = [(n, getattr(self, n)) for n in self.__slots__ if getattr(self, n) != getattr(first, n)]
-        return ", ".join(n if value is True else f"{n}={value}" for n, value in differs) or "default"
+        settings = self.settings.items()
+        return ", ".join(n if value is True else f"{n}={value}" for n, value in settings) or "default"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specsim.errors import UsageError
 from specsim.lifting.probes import statement_lines
-from specsim.lifting.source import GitSource, SourceTree
+from specsim.lifting.source import GitSource, SourceTree, blob_of
 
 
 class Function(NamedTuple):
@@ -37,13 +37,18 @@ class Changes:
         """The lines of functions, by Python file below a folder, that are changed."""
         found = {}
         for file in self._head.paths(under):
-            if not file.endswith(".py"):
+            if not file.endswith(".py") or self._is_same(file):
                 continue
-            text = _text(self._head, file)
-            is_same = isinstance(self._base, GitSource) and self._base.holds(file, text.encode())
-            if not is_same and (lines := statement_lines(text, self.lines(file))):
+            if lines := statement_lines(_text(self._head, file), self.lines(file)):
                 found[file] = lines
         return found
+
+    def _is_same(self, file: str) -> bool:
+        """Whether git's hash of a file says so: its text in a commit, which takes a process, is not read for that."""
+        base, head = self._base, self._head
+        was = base.blob(file) if isinstance(base, GitSource) else ""
+        now = head.blob(file) if isinstance(head, GitSource) else blob_of(_text(head, file).encode(), was)
+        return now == was
 
     def of(self, functions: Iterable[Function]) -> tuple[str, ...]:
         """ "NAME FILE:LINE" of each function that was changed, with the first changed line of it, the smallest function

@@ -170,6 +170,13 @@ class DirectorySource:
         return versions[0] if len(versions) == 1 and versions[0] else None
 
 
+def blob_of(content: bytes, like: str) -> str:
+    """The hash by which git names this content, as long as another one: of a repository of SHA-1 or SHA-256."""
+    blob = hashlib.new("sha256" if len(like) == 64 else "sha1", usedforsecurity=False)
+    blob.update(b"blob %d\0" % len(content) + content)
+    return blob.hexdigest()
+
+
 class GitSource:
     """A revision in a git repository. Work tree and index are neither read nor changed, and no hook runs.
 
@@ -199,14 +206,9 @@ class GitSource:
     def exists(self, path: str) -> bool:
         return _plain(path) in self._blobs
 
-    def holds(self, path: str, content: bytes) -> bool:
-        """Whether a file of that path has this content, to the byte; asks git nothing."""
-        name, size = self._blobs.get(path, ("", -1))
-        if size != len(content):
-            return False
-        blob = hashlib.new("sha256" if len(name) == 64 else "sha1", usedforsecurity=False)
-        blob.update(b"blob %d\0" % size + content)
-        return blob.hexdigest() == name
+    def blob(self, path: str) -> str:
+        """The hash by which git names the content of a file, "" where there is none."""
+        return self._blobs.get(path, ("", 0))[0]
 
     def paths(self, under: str) -> list[str]:
         return _below(self._blobs, under)

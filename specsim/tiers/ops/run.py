@@ -172,8 +172,8 @@ class LaunchHere:
                 if freedoms.apart:
                     return launched
                 if log.races:
-                    race = log.races[min(log.races)]
-                    fallback = Fallback(op.name, subject.name, min(log.races), "race")
+                    kernel, race = min(log.races.items())
+                    fallback = Fallback(op.name, subject.name, kernel, "race")
                 elif launched.raised:
                     fallback = Fallback(op.name, subject.name, log.kernel, "error")
                 else:

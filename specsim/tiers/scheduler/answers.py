@@ -19,7 +19,7 @@ from specsim.replay_file import SchedulerReplay
 from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.scheduler import rules
-from specsim.tiers.scheduler.case import Case, plain_setup
+from specsim.tiers.scheduler.case import Case
 from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.rules import Violation
 from specsim.tiers.scheduler.schedule import Record, plain_violation
@@ -45,16 +45,25 @@ SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 
 @dataclass(slots=True)
 class _Hit:
-    """A signature that schedules showed: its smallest one, and how many that were drawn did. `case` is that one said
-    outright, None where it ended before it ran; `known` the replay file whose schedule it is, "" for none.
+    """A signature that schedules showed: its smallest one, and how many that were drawn did. `known` is the replay file
+    whose schedule it is, "" for none.
     """
 
     violation: Violation
     wanted: Wanted
-    record: Record | None
-    case: Case | None
+    outcome: Outcome
     count: int = 1
     known: str = ""
+
+    @property
+    def record(self) -> Record | None:
+        """Of a schedule that came to its end."""
+        return self.outcome.record if isinstance(self.outcome, Ran) else None
+
+    @property
+    def case(self) -> Case | None:
+        """The schedule said outright; None where it ended before it ran."""
+        return case_of(self.wanted, self.outcome)
 
 
 @dataclass(slots=True)
@@ -86,13 +95,12 @@ class _Counts:
         for violation in reversed(first.values()):
             hit = self.hits.get(violation.signature)
             if hit is None:
-                self.hits[violation.signature] = _Hit(violation, schedule, record, case_of(schedule, outcome))
+                self.hits[violation.signature] = _Hit(violation, schedule, outcome)
                 new.append(violation.signature)
                 continue
             hit.count += 1
             if record is not None and hit.record is not None and record.iterations < hit.record.iterations:
-                hit.violation, hit.wanted, hit.record, hit.known = violation, schedule, record, ""
-                hit.case = case_of(schedule, outcome)
+                hit.violation, hit.wanted, hit.outcome, hit.known = violation, schedule, outcome, ""
         return new
 
     def take_known(self, schedule: Wanted, outcome: Outcome, signature: str, name: str) -> bool:
@@ -100,8 +108,7 @@ class _Counts:
         shown = [v for v in violations_of(outcome) if v.signature == signature]
         if not shown or signature in self.hits:
             return False
-        record = outcome.record if isinstance(outcome, Ran) else None
-        self.hits[signature] = _Hit(shown[0], schedule, record, case_of(schedule, outcome), count=0, known=name)
+        self.hits[signature] = _Hit(shown[0], schedule, outcome, count=0, known=name)
         return True
 
     def to_show(self) -> dict[str, int]:
@@ -130,7 +137,7 @@ def case_of(schedule: Wanted, outcome: Outcome) -> Case | None:
     if schedule.case is not None:
         return schedule.case
     if isinstance(outcome, Ran):
-        return Case(plain_setup(schedule.setup), outcome.record.workload, outcome.record.choices)
+        return Case(schedule.setup.settings, outcome.record.workload, outcome.record.choices)
     return outcome.case if isinstance(outcome, Ended) else None
 
 
@@ -259,9 +266,8 @@ def _shrink(
     )
     best = shrinker.run()
     if best in shown:
-        hit.record, hit.violation = shown[best]
-        hit.wanted = Wanted(best)
-        hit.case = case_of(hit.wanted, Ran(hit.record))
+        record, hit.violation = shown[best]
+        hit.wanted, hit.outcome = Wanted(best), Ran(record)
 
 
 def _differing(starters: Starters, counts: _Counts, seconds: float) -> list[Differs]:
@@ -291,6 +297,7 @@ def _difference(record: Record, repeated: Outcome) -> str:
 def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Finding, SchedulerReplay]:
     """The finding of a hit, and what its replay file holds."""
     violation, record = hit.violation, hit.record
+    case = hit.case or Case({}, {}, {})
     rule = rules.BY_ID[violation.rule]
     who = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{who}: expected {violation.expected}, got {violation.actual}"
@@ -322,9 +329,9 @@ def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Fi
         where=finding.where or target.where,
         source_hash=target.source_hash,
         tape=list(record.tape if record is not None else hit.wanted.tape),
-        setup=hit.case.setup if hit.case is not None else {},
-        workload=hit.case.workload if hit.case is not None else {},
-        choices=hit.case.choices if hit.case is not None else {},
+        setup=case.setup,
+        workload=case.workload,
+        choices=case.choices,
         seed=request.seed,
         rule=finding.rule,
         signature=finding.signature,
@@ -427,7 +434,7 @@ def _shown_by(request: Request, file: str, stored: SchedulerReplay, schedule: Wa
     if not shown or not isinstance(outcome, Ran):
         remedy = "replay it to see what it shows"
         raise UsageError(f"{file} does not show {stored.signature} on {request.target}", remedy)
-    return _Hit(shown[0], schedule, outcome.record, case_of(schedule, outcome))
+    return _Hit(shown[0], schedule, outcome)
 
 
 def search(request: Request, work: Search, messages: Messages) -> None:

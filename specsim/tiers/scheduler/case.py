@@ -48,12 +48,6 @@ class Case(msgspec.Struct, frozen=True):
         return RecordingChooser(lambda _bound, label: next(left.get(label, iter(())), 0))
 
 
-def plain_setup(setup: Setup) -> dict[str, Any]:
-    """What differs from the default setup."""
-    first = Setup()
-    return {n: getattr(setup, n) for n in Setup.__slots__ if getattr(setup, n) != getattr(first, n)}
-
-
 class Labelled:
     """A chooser that tells what it chose for what, and is told nothing of it."""
 

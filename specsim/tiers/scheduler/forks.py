@@ -25,7 +25,7 @@ from specsim.choices.chooser import continued, replayed, seeded
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.processes import end_fork, fork
-from specsim.tiers.scheduler.case import Case, plain_setup, shortened
+from specsim.tiers.scheduler.case import Case, shortened
 from specsim.tiers.scheduler.schedule import Record, run_schedule
 from specsim.tiers.scheduler.setups import SETUPS, row_of, rows_of
 
@@ -267,7 +267,7 @@ class Trail:
         choices: dict[str, list[int]] = {}
         for label, value in chosen:
             choices.setdefault(label, []).append(value)
-        return Case(plain_setup(setup), workload, shortened(choices))
+        return Case(setup.settings, workload, shortened(choices))
 
 
 def _place(error: BaseException) -> str:

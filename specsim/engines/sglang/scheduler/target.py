@@ -115,8 +115,7 @@ def sglang_scheduler(
     edit = edit_of(*find(mutant)) if mutant else None
     root = root or folder_of(target, cache)
     try:
-        guard = lambda: read_guards(open_source(target, cache)).session_overlap  # noqa: E731
-        return SglangScheduler(root, edit, guard, lines)
+        return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap, lines)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
