@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import specsim
@@ -108,6 +108,7 @@ class Finding:
     `op`, `provider`  of the ops tier: the operation, and the target whose implementation it is
     `blame`      of the ops tier: "kernel", wrong as documented, or "caller", which calls a right one wrongly
     `arguments`  of the ops tier: a line for each argument of the smallest case, small tensors whole
+    `follows`    the signature that came before this one in every schedule that showed it, "" where one shows it first
     """
 
     rule: str
@@ -130,6 +131,7 @@ class Finding:
     provider: str = ""
     blame: str = ""
     arguments: tuple[str, ...] = ()
+    follows: str = ""
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
@@ -147,6 +149,17 @@ class Finding:
         """
         reach, severity = list(REACHES).index(self.reach.partition(":")[0]), list(Severity).index(self.severity)
         return not self.changed, reach, severity, self.signature
+
+
+def with_severity_of_symptoms(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings, each as severe as what comes after it in most of the schedules that show it."""
+    severities = list(Severity)
+
+    def severity(one: Finding) -> Severity:
+        after = [other for other in findings if other.follows == one.signature and 2 * other.count > one.count]
+        return min((one.severity, *(other.severity for other in after)), key=severities.index)
+
+    return [replace(one, severity=severity(one)) for one in findings]
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:
@@ -286,6 +299,7 @@ class Verdict:
     by counts alone gives the same bytes each time. `ignored` are the signatures of findings that whoever asked did not
     select, or ignores; they are in none of `findings`. `fail_on` says which of these fail the check. `not_checked` is
     what makes it incomplete beside its baseline, and `not_compared` says why there is none though one was asked for.
+    `symptoms` came after a finding wherever they came, and may be no more than what follows from it.
     """
 
     target: str
@@ -301,12 +315,18 @@ class Verdict:
     not_checked: tuple[NotRun, ...] = ()
     not_compared: str = ""
     changed: Changed | None = None
+    symptoms: list[Finding] = field(default_factory=list)
 
     @property
     def new(self) -> list[Finding]:
         """The findings that the baseline does not have; all of them when there is none."""
         old = (*self.baseline.known, *self.baseline.not_compared) if self.baseline else ()
         return [finding for finding in self.findings if finding.signature not in old]
+
+    def symptoms_of(self, finding: Finding) -> list[Finding]:
+        """What only came after a finding, the most frequent first."""
+        found = [symptom for symptom in self.symptoms if symptom.follows == finding.signature]
+        return sorted(found, key=lambda symptom: (-symptom.count, symptom.signature))
 
     @property
     def nondeterministic(self) -> list[NotRun]:
@@ -369,7 +389,12 @@ class Verdict:
                 }
                 for finding in self.findings
             ],
+            **({"symptoms": [_plain_symptom(symptom) for symptom in self.symptoms]} if self.symptoms else {}),
         }
+
+
+def _plain_symptom(symptom: Finding) -> dict[str, Any]:
+    return {name: getattr(symptom, name) for name in ("signature", "rule", "title", "where", "count", "follows")}
 
 
 def _untimed(suite: Suite) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from specsim.commands import suites as check_suites
 from specsim.engines.target import ModelTarget
 from specsim.errors import UsageError
 from specsim.findings import baseline, matrix
-from specsim.findings.comparison import Reach, compare
+from specsim.findings.comparison import Baseline, Reach, compare
 from specsim.findings.matrix import Column
 from specsim.lifting.cache import Cache
 from specsim.report import github, junit, sarif
@@ -263,12 +263,12 @@ def test_what_could_not_be_checked_here_is_not_gone() -> None:
         Suite("ops", cases=3, judged=[CheckedSubject("f", "f", "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
         Suite("accounting", schedules=4, events=90),
     ]
-    held = compare(Verdict("model", 0, suites, [finding()]), "b", known, Reach())
+    held = compare(Verdict("model", 0, suites, [finding()]), Baseline("b", frozenset(known), Reach()))
     assert (held.known, held.new) == (("accounting:I32:resolve",), ())
     assert held.gone == ("accounting:I01:prepare", "ops:f:f")
     assert held.not_judged == ("ops:g:g", "workers:x:W1")
     suites[1].not_run.append(NotRun("the other schedules", "the time budget was spent"))
-    held = compare(Verdict("model", 0, suites, [finding()]), "b", known, Reach())
+    held = compare(Verdict("model", 0, suites, [finding()]), Baseline("b", frozenset(known), Reach()))
     assert held.gone == ("ops:f:f",)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from specsim.errors import UsageError
 from specsim.findings import baseline
-from specsim.findings.comparison import GONE, Reach, changed_of, compare, not_checked, not_reached, reach_of
+from specsim.findings.comparison import GONE, Baseline, Reach, changed_of, compare, not_checked, not_reached, reach_of
 from specsim.findings.selection import names_of
 from specsim.interrupts import SPENT
 from specsim.report.check import Detail, print_verdict
@@ -111,7 +111,7 @@ SIGNATURE = "scheduler:I05:full:nothing"
 def test_a_finding_of_what_the_base_could_not_run_is_not_new() -> None:
     there = reach(ops("f", "g"), scheduler(not_run=(NotRun("scheduler", IMPORT),)))
     here = verdict(*BASE, findings=(finding(SIGNATURE),))
-    here.baseline = compare(here, "base", (), there)
+    here.baseline = compare(here, Baseline("base", frozenset(), there))
     assert (here.baseline.new, here.baseline.not_compared) == ((), (SIGNATURE,))
     assert (here.baseline.tiers_here, here.baseline.tiers_there) == (("ops", "scheduler"), ("ops",))
     here.not_checked = not_checked(here, there)
@@ -122,14 +122,14 @@ def test_a_finding_of_what_the_base_could_not_run_is_not_new() -> None:
 def test_a_finding_that_the_base_did_not_get_to_is_new_when_its_replay_shows_nothing_there() -> None:
     there = reach(ops("f", "g"), scheduler("default", not_run=(NotRun("the other schedules", SPENT),)))
     here = verdict(*BASE, findings=(finding(SIGNATURE),))
-    assert compare(here, "base", (), there).not_compared == (SIGNATURE,)
-    assert compare(here, "base", (), there, {SIGNATURE}).new == (SIGNATURE,)
+    assert compare(here, Baseline("base", frozenset(), there)).not_compared == (SIGNATURE,)
+    assert compare(here, Baseline("base", frozenset(), there), {SIGNATURE}).new == (SIGNATURE,)
 
 
 def test_a_finding_of_a_function_that_the_base_has_not_is_new() -> None:
     there = reach(ops("f", not_run=(NotRun("g", "not found: g in a.py"), NotRun("h", "it could not be lifted"))))
     here = verdict(ops("f", "g", "h"), findings=(finding("ops:g:kernel:g"), finding("ops:h:kernel:h")))
-    compared = compare(here, "base", (), there)
+    compared = compare(here, Baseline("base", frozenset(), there))
     assert (compared.new, compared.not_compared) == (("ops:g:kernel:g",), ("ops:h:kernel:h",))
 
 
@@ -146,7 +146,7 @@ def test_a_baseline_file_says_what_was_run(tmp_path: Path) -> None:
 
 def test_what_is_not_checked_stands_at_the_end_of_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     here = verdict(ops("f", "g"), scheduler(not_run=(NotRun("scheduler", IMPORT),)))
-    here.baseline = compare(here, "base", (), reach(*BASE))
+    here.baseline = compare(here, Baseline("base", frozenset(), reach(*BASE)))
     here.not_checked = not_checked(here, reach(*BASE))
     for detail in (Detail(), Detail(quiet=True), Detail(verbose=True)):
         print_verdict(here, detail)

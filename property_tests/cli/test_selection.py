@@ -16,7 +16,7 @@ from property_tests.support.wrong_providers import WRONG
 from specsim.cli import main
 from specsim.commands import suites
 from specsim.errors import UsageError
-from specsim.findings.comparison import Reach, compare
+from specsim.findings.comparison import Baseline, Reach, compare
 from specsim.findings.explain import RULES
 from specsim.findings.matrix import Column, Matrix, cell_of
 from specsim.findings.selection import EVERYTHING, Selection, fail_on_of, selection_of
@@ -84,7 +84,7 @@ def test_a_check_reports_what_is_selected_and_names_the_rest_as_ignored(tmp_path
 def test_an_ignored_finding_is_not_gone_from_a_baseline_and_no_cell_calls_it_clean() -> None:
     shown = verdict(ignored=(BONUS,))
     shown.suites[0].judged.append(CheckedSubject("fill_bonus_tokens", "kernel:fill_bonus_tokens", "", 9))
-    compared = compare(shown, "b", {BONUS}, Reach())
+    compared = compare(shown, Baseline("b", frozenset({BONUS}), Reach()))
     assert (compared.gone, compared.not_judged) == ((), (BONUS,))
     assert cell_of(Column("model", shown.to_json(), "", 0, 0.0), BONUS).state == "not run"
 
@@ -147,7 +147,7 @@ def test_a_fail_on_that_is_neither_is_refused_with_what_was_meant(typed: str, me
 
 def test_a_known_finding_of_a_baseline_fails_nothing_whatever_fail_on_says() -> None:
     shown = verdict(finding(), fail_on=fail_on_of("by-design"))
-    shown.baseline = compare(shown, "b", {BONUS}, Reach())
+    shown.baseline = compare(shown, Baseline("b", frozenset({BONUS}), Reach()))
     assert shown.exit_code == 0
 
 

@@ -34,6 +34,10 @@ OWN_WORKER = next(str(number) for number, setup in enumerate(SETUPS) if setup.wo
 SAMPLES = "speculative.eagle_utils"
 OFFSET = "send_output_token_logprobs_offset"
 DEFECTS = {
+    "rows are not filtered with the batch": (
+        (V1, "", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "req_pool_indices", "0"),
+        "scheduler:I52:req_pool_indices",
+    ),
     "rows of logprobs are not filtered with the batch": (
         (V1, "logprobs", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "top_logprobs_nums", "0"),
         "scheduler:X1:run_batch:IndexError",
@@ -64,7 +68,7 @@ DEFECTS = {
     ),
     "a verification of a release's own worker has no bias": (
         (NEWEST, "penalties", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "add_", "1"),
-        "scheduler:I40:request:bias",
+        "scheduler:I40:request:bias:another-token",
     ),
     "a verification of a release's own worker has no mask": (
         (NEWEST, "grammars", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "apply", "0"),

@@ -149,7 +149,7 @@ def test_a_mutant_of_a_releases_source_is_found_and_its_replay_says_so(
     verdict = json.loads(out.read_text())
     assert verdict["target"] == f"sglang=={VERSION} with mutant P07"
     files = {finding["signature"]: finding["replay"] for finding in verdict["findings"]}
-    file = next(file for signature, file in files.items() if signature.startswith("scheduler:X1:"))
+    file = next(file for signature, file in files.items() if signature.startswith("scheduler:I52:"))
     assert json.loads(Path(file).read_text())["mutant"] == "P07"
     shown = specsim("replay", file, "--html", page)
     assert shown.returncode == 1

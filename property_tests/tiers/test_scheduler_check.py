@@ -23,7 +23,7 @@ from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
 
-TOKEN = "scheduler:I40:request"
+TOKEN = "scheduler:I40:request:another-token"
 
 
 class _Sent(list[Any]):

@@ -10,7 +10,7 @@ from msgspec import structs
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
 from specsim.engines.real_scheduler import Answer, Load, RequestState, Setup
-from specsim.tiers.scheduler.answers import _Counts, _differing, violations_of
+from specsim.tiers.scheduler.answers import Counts, _differing, violations_of
 from specsim.tiers.scheduler.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.rules import BY_ID
 from specsim.tiers.scheduler.setups import SETUPS
@@ -199,7 +199,7 @@ def test_who_is_aborted_while_it_waits_makes_no_room(tokens: int, broken: list[s
 def test_a_schedule_that_does_not_run_the_same_twice_is_named_with_the_launch_that_differs(
     defect: str, gone: bool
 ) -> None:
-    counts = _Counts()
+    counts = Counts()
     for outcome in outcomes("wrong token", 3):
         assert isinstance(outcome, Ran)
         counts.take(Wanted(outcome.record.tape), outcome)

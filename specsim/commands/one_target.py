@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,11 @@ from specsim.commands.suites import (
     verdict_of,
 )
 from specsim.errors import UsageError
-from specsim.findings.comparison import changed_of, compare, mistaken, not_checked, not_reached
-from specsim.verdict import INCOMPLETE, NOT_CHECKED, Verdict
+from specsim.findings.comparison import Baseline, bring_forward, changed_of, compare, mistaken, not_checked, not_reached
+from specsim.verdict import INCOMPLETE, NOT_CHECKED, Finding, Verdict
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
-    from specsim.findings.baseline import Baseline
     from specsim.report.check import Detail
 
 
@@ -69,10 +68,10 @@ def check_one_target(
     if update_baseline:
         assert isinstance(beside, Path)
         try_file(beside)
-    stored = known.Baseline(str(beside), frozenset())
+    stored = Baseline(str(beside), frozenset())
     if isinstance(beside, Path) and beside.exists():
         stored = known.load(beside)
-    asked = replace(asked, known=stored.signatures)
+    asked = replace(asked, known=stored.known)
     if beside is None or isinstance(beside, Path):
         verdict = verdict_of(asked)
         if beside is not None:
@@ -84,6 +83,7 @@ def check_one_target(
     verdict.not_checked = (*mistaken(verdict), *verdict.not_checked)
     if asked.require_reached:
         verdict.not_checked += not_reached(verdict)
+    _forget_replays(verdict.symptoms)
     data = verdict.to_json()
     is_written = update_baseline and not verdict.interrupted and verdict.verdict != "error"
     written = _written(beside, verdict) if is_written and isinstance(beside, Path) else ""
@@ -122,6 +122,7 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
         except NoVerdictError as error:
             verdict.not_compared = str(error)
             return verdict
+        bring_forward(verdict, baseline)
         shown, absent = replayed(verdict, baseline, beside, asked, deadline)
         _compare(verdict, replace(baseline, signatures=baseline.signatures | shown), asked, absent)
         assert verdict.baseline is not None
@@ -134,7 +135,8 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
 
 def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozenset[str] = frozenset()) -> None:
     """Note in a verdict what is new beside a baseline, and what keeps it from passing."""
-    verdict.baseline = compare(verdict, baseline.name, baseline.signatures, baseline.reach, absent)
+    bring_forward(verdict, baseline)
+    verdict.baseline = compare(verdict, baseline, absent)
     new = {*verdict.baseline.new}
     verdict.findings = [
         replace(one, triage=f"new here: {baseline.name} does not have it") if one.signature in new else one
@@ -144,6 +146,13 @@ def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozens
         verdict.not_checked = not_checked(
             verdict, baseline.reach, operation=asked.operation, enough=asked.enough, allowed=asked.allowed
         )
+
+
+def _forget_replays(symptoms: Iterable[Finding]) -> None:
+    """Of what is no finding there is no file: the schedule of the one that it follows shows it, too."""
+    for symptom in symptoms:
+        if symptom.replay:
+            Path(symptom.replay).unlink(missing_ok=True)
 
 
 def _written(file: Path, verdict: Verdict) -> str:

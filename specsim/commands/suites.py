@@ -18,11 +18,11 @@ import specsim
 from specsim.commands import skipped_operations
 from specsim.errors import UsageError
 from specsim.findings.selection import EVERYTHING, Selection
-from specsim.verdict import FAILS_BY_DEFAULT, FailOn, Finding, NotRun, Suite, Verdict
+from specsim.verdict import FAILS_BY_DEFAULT, FailOn, Finding, NotRun, Suite, Verdict, with_severity_of_symptoms
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
-    from specsim.findings.baseline import Baseline
+    from specsim.findings.comparison import Baseline
     from specsim.lifting.cache import Cache
     from specsim.lifting.changes import Changes
     from specsim.report.live import Line
@@ -139,9 +139,14 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     ran = [result for results in running for result in results()]
     verdict.suites = [suite for suite, _ in ran]
     found = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
+    found = with_severity_of_symptoms(found)
     found.sort(key=lambda finding: finding.order_key)
-    verdict.findings = [finding for finding in found if asked.selection.takes(finding)]
-    verdict.ignored = tuple(finding.signature for finding in found if not asked.selection.takes(finding))
+    ignored = {finding.signature for finding in found if asked.selection.ignores(finding)}
+    taken = [finding for finding in found if asked.selection.takes(finding) and finding.follows not in ignored]
+    verdict.ignored = tuple(finding.signature for finding in found if finding not in taken)
+    signatures = {finding.signature for finding in taken}
+    verdict.symptoms = [finding for finding in taken if finding.follows in signatures]
+    verdict.findings = [finding for finding in taken if finding.follows not in signatures]
     verdict.seconds = time.monotonic() - started
     return verdict
 
@@ -263,8 +268,7 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
     """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for what it has.
     Nothing is shrunk there. Raises NoVerdictError when it has no verdict.
     """
-    from specsim.findings.baseline import Baseline
-    from specsim.findings.comparison import reach_of
+    from specsim.findings.comparison import baseline_of as baseline_of_verdict
     from specsim.findings.matrix import check_one, end
 
     alike = {name: value for name, value in options.items() if name not in ("--attempts", "--no-shrink")}
@@ -276,8 +280,7 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
         if not column.verdict or column.verdict["verdict"] == "error":
             why = column.why or "nothing of it could be checked"
             raise NoVerdictError(f"the baseline {target.text} cannot be checked: {why}")
-        signatures = frozenset(finding["signature"] for finding in column.verdict["findings"])
-        return Baseline(target.text, signatures, reach_of(column.verdict["suites"]))
+        return baseline_of_verdict(target.text, column.verdict)
 
     with ThreadPoolExecutor(1) as pool:
         checked = pool.submit(check_one, target.text, arguments, seconds, on_start=processes.append)
@@ -298,7 +301,7 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
 
     states: dict[str, State] = {}
     for finding in verdict.findings if not verdict.interrupted else ():
-        if finding.signature in baseline.signatures or not finding.replay or time.monotonic() > deadline:
+        if finding.signature in baseline.known or not finding.replay or time.monotonic() > deadline:
             continue
         file = Path(finding.replay)
         try:

@@ -296,7 +296,8 @@ class Step(NamedTuple):
 class Seen:
     """What a run left besides the scheduler's state.
 
-    `contents`  wrong contents that the model read, in the order in which it did
+    `contents`  wrong contents that the model read, in the order in which it did; `contents_by` and `device_by` have for
+                each of `contents` and `device` the iteration by which it was seen
     `device`    what the virtual device found: violations of S2, X6 and their kin
     `batches`   a line for each launch: iteration, kind ("extend" or "decode"), requests
     `unpenalized` requests whose penalties were not those of what they had said, when a verification applied them
@@ -309,7 +310,9 @@ class Seen:
     """
 
     contents: list[WrongContent] = field(default_factory=list)
+    contents_by: list[int] = field(default_factory=list)
     device: list[Broken] = field(default_factory=list)
+    device_by: list[int] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     unpenalized: set[str] = field(default_factory=set)
     ran: set[tuple[str, int]] = field(default_factory=set)

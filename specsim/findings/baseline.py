@@ -8,28 +8,18 @@ that was run, so that a later check can say what it could not run any more. Noth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import specsim
 from specsim.errors import UsageError
 from specsim.files import read_json, write_json
-from specsim.findings.comparison import Reach, reach_of
+from specsim.findings.comparison import Baseline, Reach, baseline_of, reach_of
 from specsim.tiers.not_run import is_absent
 from specsim.verdict import FORMAT as VERDICT_FORMAT
 
 FORMAT = "specsim.baseline/2"
 REMEDY = "give a file that `specsim check --baseline FILE --update-baseline` or `specsim check --json FILE` wrote"
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """What is known. `name` is the file or target that it comes from, and `reach` what was run to know it."""
-
-    name: str
-    signatures: frozenset[str]
-    reach: Reach = field(default_factory=Reach)
 
 
 def load(path: Path) -> Baseline:
@@ -47,8 +37,13 @@ def load(path: Path) -> Baseline:
     for number, finding in enumerate(data["findings"]):
         if not isinstance(finding, dict) or not isinstance(finding.get("signature"), str):
             raise UsageError(f"the baseline {path}: findings[{number}] has no signature", REMEDY)
-    reach = reach_of(data.get("suites", ())) if kind == VERDICT_FORMAT else _reach(path, data)
-    return Baseline(str(path), frozenset(finding["signature"] for finding in data["findings"]), reach)
+    if kind == VERDICT_FORMAT:
+        return baseline_of(str(path), data)
+    own, followed = (
+        frozenset(one["signature"] for one in data["findings"] if bool(one.get("follows")) is follows)
+        for follows in (False, True)
+    )
+    return Baseline(str(path), own, _reach(path, data), followed)
 
 
 def _reach(path: Path, data: Mapping[str, Any]) -> Reach:
@@ -66,7 +61,11 @@ def save(path: Path, verdict: Mapping[str, Any], kept: Iterable[str]) -> None:
     """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be checked."""
     entries = [{"signature": signature} for signature in kept]
     entries += [
-        {name: found[name] for name in ("signature", "rule", "title", "where")} for found in verdict["findings"]
+        {
+            name: found[name]
+            for name in ("signature", "rule", "title", "where", *(["follows"] if found.get("follows") else []))
+        }
+        for found in (*verdict["findings"], *verdict.get("symptoms", ()))
     ]
     entries.sort(key=lambda entry: str(entry["signature"]))
     reach = reach_of(verdict["suites"])

@@ -71,18 +71,49 @@ def reach_of(suites: Sequence[Mapping[str, Any]]) -> Reach:
     )
 
 
-def compare(
-    verdict: Verdict, name: str, known: Collection[str], reach: Reach, shown_absent: Collection[str] = ()
-) -> Compared:
-    """What is new, known and gone, beside a baseline with the signatures `known` that ran what `reach` says. Those
-    `shown_absent` were replayed on it, and it does not have them. What a suite could not have shown is not gone, and
-    what the baseline could not have shown is not new.
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What is known. `name` is the file or target that it comes from, and `reach` what was run to know it. `symptoms`
+    only came after one of the `signatures`.
     """
+
+    name: str
+    signatures: frozenset[str]
+    reach: Reach = field(default_factory=Reach)
+    symptoms: frozenset[str] = frozenset()
+
+    @property
+    def known(self) -> frozenset[str]:
+        return self.signatures | self.symptoms
+
+
+def baseline_of(name: str, verdict: Mapping[str, Any]) -> Baseline:
+    """What the JSON of a verdict knows."""
+    found, followed = (
+        frozenset(one["signature"] for one in verdict.get(part, ())) for part in ("findings", "symptoms")
+    )
+    return Baseline(name, found, reach_of(verdict.get("suites", ())), followed)
+
+
+def bring_forward(verdict: Verdict, baseline: Baseline) -> None:
+    """Make findings of those symptoms that a baseline does not have at all, though it has what they come after: it does
+    not explain them.
+    """
+    own = [one for one in verdict.symptoms if one.signature not in baseline.known and one.follows in baseline.known]
+    verdict.symptoms = [one for one in verdict.symptoms if one not in own]
+    verdict.findings = sorted((*verdict.findings, *own), key=lambda finding: finding.order_key)
+
+
+def compare(verdict: Verdict, baseline: Baseline, shown_absent: Collection[str] = ()) -> Compared:
+    """What is new, known and gone, beside a baseline. Those `shown_absent` were replayed on it, and it does not have
+    them. What a suite could not have shown is not gone, and what the baseline could not have shown is not new.
+    """
+    known, reach = baseline.known, baseline.reach
     data = verdict.to_json()
     here = reach_of(data["suites"])
     found = {finding.signature for finding in verdict.findings}
     cut_short = {suite.name for suite in verdict.suites if any(is_rest(entry) for entry in suite.not_run)}
-    missing = set(known) - found
+    missing = set(baseline.signatures) - found - {symptom.signature for symptom in verdict.symptoms}
     # A suite that did not come to its end may yet have shown it, and a known finding that is rare was not met.
     judged = {
         one
@@ -94,7 +125,7 @@ def compare(
     }
     undecided = {one for one in found - set(known) - set(shown_absent) if not _could_show(reach, one)}
     return Compared(
-        name=name,
+        name=baseline.name,
         new=tuple(sorted(found - set(known) - undecided)),
         known=tuple(sorted(found & set(known))),
         gone=tuple(sorted(judged)),

@@ -237,6 +237,9 @@ def cell_of(column: Column, signature: str) -> Cell:
                 count=finding["count"],
                 replay=finding["replay"],
             )
+    for symptom in column.verdict.get("symptoms", ()):
+        if symptom["signature"] == signature:
+            return Cell("not run", f"it was seen only after {symptom['follows']}")
     if signature in column.verdict.get("ignored", ()):
         return Cell("not run", "its findings are ignored")
     suites = {suite["name"]: suite for suite in column.verdict["suites"]}

@@ -25,7 +25,10 @@ class Selection:
 
     def takes(self, finding: Finding) -> bool:
         selected = not self.select or any(_matches(finding, pattern) for pattern in self.select)
-        return selected and not any(_matches(finding, pattern) for pattern in self.ignore)
+        return selected and not self.ignores(finding)
+
+    def ignores(self, finding: Finding) -> bool:
+        return any(_matches(finding, pattern) for pattern in self.ignore)
 
     def needs(self, tier: str) -> bool:
         """Whether a tier may have findings that are reported: one that has none need not run."""

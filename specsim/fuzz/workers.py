@@ -228,6 +228,8 @@ def _checked_cases(request: Request, out: Path) -> tuple[Suite, list[Finding], l
     suite, findings = run_suite(request, out, _tell_nobody)
     kept, ended = [], []
     for finding in findings:
+        if finding.follows:
+            continue
         if finding.rule in replay_file.ENDED and not _ends_again(request, Path(finding.replay)):
             ended.append(f"a case of {finding.signature} {finding.actual}, and not when it was run again")
         else:

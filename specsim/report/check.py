@@ -24,6 +24,7 @@ from specsim.verdict import REACHES, Changed, Compared, Finding, NotRun, Suite, 
 SHOWN_IN_FULL = 3  # findings, without --verbose
 NOT_CHECKED_MAX = 5
 CHANGED_MAX = 4  # functions of a change that a finding names
+SYMPTOMS_MAX = 3  # of what came after a finding
 FINDING_LINES_MAX = 25  # of one of them, without --verbose
 LAST_LINES = 4  # of its case, which are shown where lines in between are not
 _STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold yellow"}
@@ -212,6 +213,7 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
         ("severity", str(finding.severity)),
         *([("reach", _reach_sentence(finding.reach))] if finding.reach != "unknown" else []),
         ("hit by", _hit_by(verdict, finding)),
+        *_symptom_rows(verdict.symptoms_of(finding), SYMPTOMS_MAX if most is not None else None),
         *_order_rows(finding),
         *([("triage", finding.triage)] if finding.triage else []),
     ]
@@ -255,6 +257,17 @@ def _changed_rows(finding: Finding) -> list[tuple[str, str]]:
     if more := len(finding.changed) - len(rows):
         rows.append(f"{more} more of what this case runs")
     return [("changed" if number == 0 else "", row) for number, row in enumerate(rows)]
+
+
+def _symptom_rows(symptoms: Sequence[Finding], most: int | None) -> list[tuple[str, str]]:
+    """What came after a finding in the same schedules, and nowhere without it."""
+    rows = [
+        f"{rule_label(one.tier, one.rule)} {blamed(one)}, in {one.count} schedule{'s' * (one.count != 1)}"
+        for one in symptoms[:most]
+    ]
+    if more := len(symptoms) - len(rows):
+        rows.append(f"{more} more, which -v lists")
+    return [("then" if number == 0 else "", row) for number, row in enumerate(rows)]
 
 
 def _order_rows(finding: Finding) -> list[tuple[str, str]]:

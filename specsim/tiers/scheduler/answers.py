@@ -46,14 +46,19 @@ SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 @dataclass(slots=True)
 class _Hit:
     """A signature that schedules showed: its smallest one, and how many that were drawn did. `known` is the replay file
-    whose schedule it is, "" for none.
+    whose schedule it is, "" for none. `after` counts what came first in schedules that showed it, until one shows it
+    first: what comes after something else may be no more than its symptom.
     """
 
     violation: Violation
     wanted: Wanted
     outcome: Outcome
-    count: int = 1
+    count: int = 0
     known: str = ""
+    is_first: bool = False
+    after: Counter[str] = field(default_factory=Counter)
+    beside: frozenset[str] = frozenset()
+    """What each of those schedules showed, too, in which it came first."""
 
     @property
     def record(self) -> Record | None:
@@ -67,7 +72,7 @@ class _Hit:
 
 
 @dataclass(slots=True)
-class _Counts:
+class Counts:
     schedules: int = 0
     iterations: int = 0
     marks: dict[str, int] = field(default_factory=dict)
@@ -77,7 +82,7 @@ class _Counts:
     ran_lines: Counter[str] = field(default_factory=Counter)
 
     def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
-        """Note what a schedule showed; the signatures that are new."""
+        """Note what a schedule showed; the signatures that are new, or come first for the first time."""
         setup = schedule.setup.name
         if isinstance(outcome, NotStarted):
             self.not_started[setup] = outcome.why
@@ -91,24 +96,53 @@ class _Counts:
             for mark in record.marks:
                 self.marks[mark] = self.marks.get(mark, 0) + 1
         new = []
-        first = {violation.signature: violation for violation in reversed(violations_of(outcome))}
-        for violation in reversed(first.values()):
-            hit = self.hits.get(violation.signature)
-            if hit is None:
-                self.hits[violation.signature] = _Hit(violation, schedule, outcome)
-                new.append(violation.signature)
-                continue
+        shown: dict[str, Violation] = {}
+        for violation in violations_of(outcome):
+            shown.setdefault(violation.signature, violation)
+        first = next(iter(shown), "")
+        for signature, violation in shown.items():
+            was_met = signature in self.hits
+            hit = self.hits.setdefault(signature, _Hit(violation, schedule, outcome))
             hit.count += 1
-            if record is not None and hit.record is not None and record.iterations < hit.record.iterations:
+            comes_first = signature == first
+            if not comes_first:
+                hit.after[first] += 1
+            is_smaller = record is not None and hit.record is not None and record.iterations < hit.record.iterations
+            if comes_first > hit.is_first or (comes_first == hit.is_first and is_smaller):
                 hit.violation, hit.wanted, hit.outcome, hit.known = violation, schedule, outcome, ""
+            if comes_first:
+                others = frozenset(shown) - {signature}
+                hit.beside = hit.beside & others if hit.is_first else others
+            if comes_first > hit.is_first or not was_met:
+                new.append(signature)
+            hit.is_first |= comes_first
         return new
+
+    def follows(self, signature: str) -> str:
+        """The finding that a signature may be a symptom of: what came first where it was shown, most often; or, where
+        it comes first itself, what each such schedule showed later that may well cause it. "" where it is a finding.
+        So each schedule that shows anything shows a finding.
+        """
+        hit = self.hits[signature]
+        if not hit.is_first:
+            first = min(hit.after, key=lambda first: (-hit.after[first], first))
+            return self.follows(first) or first
+        depth = rules.depth_of(hit.violation.rule)
+        causes = [
+            other
+            for other in hit.beside
+            if self.hits[other].is_first
+            and rules.depth_of(self.hits[other].violation.rule) < depth
+            and not self.follows(other)
+        ]
+        return min(causes, key=lambda other: (-self.hits[other].count, other), default="")
 
     def take_known(self, schedule: Wanted, outcome: Outcome, signature: str, name: str) -> bool:
         """Note whether the schedule of a replay file shows its finding. It is none of those that were drawn."""
         shown = [v for v in violations_of(outcome) if v.signature == signature]
         if not shown or signature in self.hits:
             return False
-        self.hits[signature] = _Hit(shown[0], schedule, outcome, count=0, known=name)
+        self.hits[signature] = _Hit(shown[0], schedule, outcome, known=name, is_first=True)
         return True
 
     def to_show(self) -> dict[str, int]:
@@ -116,7 +150,7 @@ class _Counts:
         return {
             "schedules": self.schedules,
             "events": self.iterations,
-            "findings": len(self.hits),
+            "findings": sum(hit.is_first for hit in self.hits.values()),
             "marks": 0,
             "marks_of": 0,
         }
@@ -160,7 +194,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         messages.send(End(not_run=[target]))
         return
     messages.send(At(subject=SUBJECT))
-    counts, starters = _Counts(), Starters(target)
+    counts, starters = Counts(), Starters(target)
     rows = rows_of(request.worker)
     try:
         _run_known(request, target, starters, counts, messages, end)
@@ -171,13 +205,12 @@ def check(request: Request, work: Check, messages: Messages) -> None:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
                 for signature in counts.take(schedule, starters.run(schedule)):
                     goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
-                    _send_finding(request, target, starters, counts.hits[signature], messages, goes_on)
+                    _send_finding(request, target, starters, counts, signature, messages, goes_on)
             elif len(counts.not_started) >= len(rows):
                 break
             index += 1
-        for hit in counts.hits.values():
-            if hit.count > bool(not hit.known):  # how many there were is known at the end
-                messages.send(found_message(*finding_of(request, target, hit)))
+        for signature, hit in counts.hits.items():  # how many there were is known at the end
+            messages.send(found_message(*finding_of(request, target, hit, counts.follows(signature))))
         differing = _differing(starters, counts, request.hang_seconds)
     finally:
         starters.close()
@@ -203,7 +236,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
 
 
 def _run_known(
-    request: Request, target: SchedulerTarget, starters: Starters, counts: _Counts, messages: Messages, end: float
+    request: Request, target: SchedulerTarget, starters: Starters, counts: Counts, messages: Messages, end: float
 ) -> None:
     """Run the schedules of the replay files in the request's folder, those of the same worker and of no mutant. What
     they show is small.
@@ -228,24 +261,29 @@ def _send_finding(
     request: Request,
     target: SchedulerTarget,
     starters: Starters,
-    hit: _Hit,
+    counts: Counts,
+    signature: str,
     messages: Messages,
     goes_on: Callable[[], bool],
 ) -> None:
     """Send a finding, and again when it was shrunk."""
-    messages.send(found_message(*finding_of(request, target, hit)))
-    if not request.shrinks or hit.violation.signature in request.known or hit.record is None:
+    hit, follows = counts.hits[signature], counts.follows(signature)
+    messages.send(found_message(*finding_of(request, target, hit, follows)))
+    is_wanted = request.shrinks and hit.is_first and hit.violation.signature not in request.known
+    if not is_wanted or hit.record is None:
         return
     attempts = ATTEMPTS if request.attempts is None else request.attempts
     _shrink(request, starters, hit, messages, attempts, goes_on)
-    messages.send(found_message(*finding_of(request, target, hit)))
+    messages.send(found_message(*finding_of(request, target, hit, follows)))
 
 
 def _shrink(
     request: Request, starters: Starters, hit: _Hit, messages: Messages, attempts: int, goes_on: Callable[[], bool]
 ) -> None:
-    """Leave the smallest schedule in `hit` that still shows its signature."""
+    """Leave the smallest schedule in `hit` that still shows its signature: first, if it comes first."""
     signature = hit.violation.signature
+    assert hit.record is not None
+    comes_first = hit.record.violations[0].signature == signature
     shown: dict[Tape, tuple[Record, Violation]] = {}
 
     def attempt(tape: Tape) -> Tape | None:
@@ -253,13 +291,13 @@ def _shrink(
             return None
         messages.send(At(subject=SUBJECT, index=-1))
         outcome = starters.run(Wanted(tape, seconds=request.hang_seconds))
-        for violation in violations_of(outcome):
+        violations = violations_of(outcome)
+        for violation in violations[:1] if comes_first else violations:
             if violation.signature == signature and isinstance(outcome, Ran):
                 shown[outcome.record.tape] = (outcome.record, violation)
                 return outcome.record.tape
         return None
 
-    assert hit.record is not None
     items = {hit.record.tape: hit.record.items}
     shrinker = Shrinker(
         hit.record.tape, attempt, attempts, items=lambda tape: shown[tape][0].items if tape in shown else items[tape]
@@ -270,11 +308,11 @@ def _shrink(
         hit.wanted, hit.outcome = Wanted(best), Ran(record)
 
 
-def _differing(starters: Starters, counts: _Counts, seconds: float) -> list[Differs]:
+def _differing(starters: Starters, counts: Counts, seconds: float) -> list[Differs]:
     """Of the schedules of the findings, those that do not run the same twice."""
     differing = []
     for signature, hit in counts.hits.items():
-        if hit.record is None:
+        if hit.record is None or not hit.is_first:
             continue
         repeated = starters.run(structs.replace(hit.wanted, seconds=seconds))
         if not isinstance(repeated, Ran) or repeated.record.digest != hit.record.digest:
@@ -294,7 +332,9 @@ def _difference(record: Record, repeated: Outcome) -> str:
     return f"its digest was {record.digest}, and then {repeated.record.digest}"
 
 
-def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Finding, SchedulerReplay]:
+def finding_of(
+    request: Request, target: SchedulerTarget, hit: _Hit, follows: str = ""
+) -> tuple[Finding, SchedulerReplay]:
     """The finding of a hit, and what its replay file holds."""
     violation, record = hit.violation, hit.record
     case = hit.case or Case({}, {}, {})
@@ -319,6 +359,7 @@ def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Fi
         actual=violation.actual,
         count=hit.count,
         details=tuple(details),
+        follows=follows,
     )
     if violation.harmless:  # a race in which no token was wrong
         finding = replace(finding, severity=Severity.METRIC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.rules.launches import BatchState
 from specsim.rules.liveness import DeviceException, Progress
 from specsim.rules.radix import TreeContent
 from specsim.rules.requests import LengthsInOrder
@@ -49,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     SESSION_CLAIM,
     PROGRESS,
     ADMISSION,
+    BatchState.rule,
     DraftContent.rule,
     RACE,
     DEVICE_EXCEPTION,
@@ -59,6 +61,35 @@ RULES: tuple[Rule, ...] = (
     SCHEDULE_CRASH,
 )
 BY_ID = {rule.id: rule for rule in RULES}
+CAUSES = tuple(
+    rule.id
+    for rule in (
+        BatchState.rule,
+        RACE,
+        GrammarState.rule,
+        PenaltyCounts.rule,
+        DraftContent.rule,
+        LENGTHS,
+        CONTENT_READ,
+        DEVICE_EXCEPTION,
+        HOST_EXCEPTION,
+        VISIBLE_OUTPUTS,
+        LOGPROB_ROWS,
+        TREE_CONTENT,
+        STALE_RESULT,
+        FREE_SLOT,
+        ROW_OWNER,
+        LEAK_AT_IDLE,
+    )
+)
+"""Rules that are broken because others are, behind these."""
+
+
+def depth_of(rule: str) -> int:
+    """The place of a rule among CAUSES."""
+    return CAUSES.index(rule) if rule in CAUSES else len(CAUSES)
+
+
 OWN_RULES: tuple[Rule, ...] = (ADMISSION,)
 """Those that no other tier holds."""
 
@@ -85,6 +116,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     at: tuple[int, ...] = ()
     slot: int = -1
     position: int = -1
+    when: int = -1
 
     @property
     def signature(self) -> str:

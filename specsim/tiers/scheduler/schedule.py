@@ -111,6 +111,7 @@ def run_schedule(
     violations += users.watch.violations
     of_sessions = frozenset(turn.rid for turn in workload.turns if turn.session)
     violations += _seen(started, of_sessions, any(violation.rule in WRONG for violation in violations))
+    violations = _in_order(violations, users.iterations)
     marks = _marks(started, users)
     events = tuple(started.seen.batches)
     content = [setup.name, plain, users.iterations, marks, [plain_violation(v) for v in violations], events]
@@ -136,9 +137,19 @@ def run_schedule(
     )
 
 
+def _in_order(violations: list[Violation], end: int) -> list[Violation]:
+    """As they came; of those of one iteration first what can cause the others. What nobody saw while it ran was seen at
+    the end.
+    """
+    timed = [v if v.when >= 0 else msgspec.structs.replace(v, when=end) for v in violations]
+    return sorted(timed, key=lambda v: (v.when, rules.depth_of(v.rule)))
+
+
 def plain_violation(violation: Violation) -> dict[str, Any]:
     """As JSON takes it, without what only a recorded schedule has."""
-    return {n: value for n, value in msgspec.to_builtins(violation).items() if n not in ("at", "slot", "position")}
+    return {
+        n: value for n, value in msgspec.to_builtins(violation).items() if n not in ("at", "slot", "position", "when")
+    }
 
 
 def _lives(users: Users, started: StartedScheduler) -> dict[str, Life]:
@@ -169,7 +180,9 @@ def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool
     """
     found: dict[tuple[str, str], Violation] = {}
     seen = started.seen
-    for content, at in zip(seen.contents, chain(seen.content_at, repeat(0)), strict=False):
+    for content, by, at in zip(
+        seen.contents, chain(seen.contents_by, repeat(0)), chain(seen.content_at, repeat(0)), strict=False
+    ):
         violation = Violation(
             rule=rules.CONTENT_READ.id,
             part=f"{content.pool}:{content.holds}".replace(" ", "-") + ":session" * (content.rid in of_sessions),
@@ -179,10 +192,13 @@ def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool
             at=(at,) if at else (),
             slot=content.slot if content.pool == "full" else -1,
             position=content.position,
+            when=by,
         )
         found.setdefault((violation.rule, violation.part), violation)
     wrong = is_wrong or bool(found)
-    for race, pair in zip(seen.device, chain(seen.device_at, repeat(())), strict=False):
+    for race, by, pair in zip(
+        seen.device, chain(seen.device_by, repeat(0)), chain(seen.device_at, repeat(())), strict=False
+    ):
         violation = Violation(
             rule=race.rule,
             part=race.what,
@@ -193,6 +209,7 @@ def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool
             details=race.details,
             harmless=not wrong,
             at=pair,
+            when=by,
         )
         found.setdefault((violation.rule, violation.part), violation)
     return list(found.values())

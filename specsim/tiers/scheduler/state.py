@@ -31,6 +31,7 @@ TOLERANCE = 1e-5
 """Of a logprob: float32 has 2e-6 at 32, and a logarithm and a sum of a few terms are between."""
 FORBIDDEN = -1e30
 """A logprob is no more of a token that a mask forbids: engines have the lowest float32 in place of minus infinity."""
+ANOTHER = "another-token"
 LAUNCHES_MAX = 3
 """Verifications of a request after its abort: the one of that iteration, the one that it overlaps, and one more of a
 request that was retracted, or prefilled in chunks, meanwhile.
@@ -49,8 +50,8 @@ def broken_state(started: StartedScheduler, users: Users) -> Iterator[Violation]
     yield from _tree(started)
 
 
-def _broken(rule: Rule, part: str, who: str, expected: object, actual: object) -> Violation:
-    return Violation(rule=rule.id, part=part, who=who, expected=str(expected), actual=str(actual))
+def _broken(rule: Rule, part: str, who: str, expected: object, actual: object, when: int = -1) -> Violation:
+    return Violation(rule=rule.id, part=part, who=who, expected=str(expected), actual=str(actual), when=when)
 
 
 def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
@@ -91,17 +92,30 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             tokens = until_text(tokens, turn.stop_text)
         if tokens != expected:
             place = _first_difference(tokens, expected)
-            is_another = place < len(expected)
-            what = f"{len(tokens)} tokens, another one at {place}" if is_another else "too many tokens"
+            difference = _difference(tokens, expected, turn)
+            is_another = difference == ANOTHER
+            what = f"{len(tokens)} tokens, another one at {place}" if is_another else f"{len(tokens)} tokens"
             if answer.reason == "abort" and turn.grammar and is_another and len(tokens) == 1:
                 part += ":grammar"  # perhaps not yet compiled: a release may prefill something else for it
             elif turn.bias and is_another:
                 part = f"{kind}:bias"
-            yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
+            when = users.told_by(turn.rid, place)
+            expected_text = f"{len(expected)} tokens of sequential decoding"
+            yield _broken(rules.VISIBLE_OUTPUTS, f"{part}:{difference}", turn.rid, expected_text, what, when)
             continue
         yield from _ending(turn, answer, kind, expected, tokens)
         if turn.penalty and turn.rid not in started.seen.unpenalized:
             yield from _penalties(started, turn, prompt, kind, tokens)
+
+
+def _difference(said: Sequence[int], expected: Sequence[int], turn: Turn) -> str:
+    """What is wrong first with tokens that are not the expected ones."""
+    place = _first_difference(said, expected)
+    if place < min(len(said), len(expected)):
+        return ANOTHER
+    if place == len(said):
+        return "too-few"
+    return "behind-the-limit" if len(expected) == turn.answer else "behind-the-stop"
 
 
 def _first_difference(said: Sequence[int], expected: Sequence[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ class Users:
         self._to_send = list(workload.turns)
         self._open: list[str] = []
         self.ended_at: dict[str, int] = {}
+        self._told: dict[str, list[int]] = {}
+        """By request how many tokens its user has at the start of each iteration."""
         self.refusable: set[str] = set()
         """Turns whose session may have timed out before them."""
         self._timed_out: set[str] = set()
@@ -104,10 +107,16 @@ class Users:
 
     def _ended(self, iteration: int) -> dict[str, int]:
         for answer in self.started.answers():
+            told = self._told.setdefault(answer.rid, [0] * iteration)
+            told.append(len(answer.tokens))
             if answer.reason and answer.rid not in self.ended_at:
                 self.ended_at[answer.rid] = iteration
                 self._left += bool(answer.tokens)
         return self.ended_at
+
+    def told_by(self, rid: str, token: int) -> int:
+        """The iteration in which a user was sent the token of that number."""
+        return bisect_right(self._told.get(rid, ()), token) - 1
 
     def _is_due(self, turn: Turn, iteration: int, ended: dict[str, int]) -> bool:
         before = self._before(turn)

@@ -26,9 +26,11 @@ class Watch:
         self._ended = 0
         self._armed = False
         self._quiet = 0
+        self._iteration = -1
 
     def at(self, ended: int, load: Load, paused: bool) -> None:
         """`ended` requests that ran have had their last answer. One that is aborted while it waits leaves no batch."""
+        self._iteration += 1
         self._lengths(load)
         self._admission(ended, load, paused)
 
@@ -59,4 +61,6 @@ class Watch:
 
     def _broken(self, rule: str, part: str, who: str, expected: str, actual: str) -> None:
         if not any((seen.rule, seen.part) == (rule, part) for seen in self.violations):
-            self.violations.append(Violation(rule=rule, part=part, who=who, expected=expected, actual=actual))
+            self.violations.append(
+                Violation(rule=rule, part=part, who=who, expected=expected, actual=actual, when=self._iteration)
+            )

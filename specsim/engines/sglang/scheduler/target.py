@@ -6,8 +6,9 @@ import ast
 import hashlib
 import os
 import traceback
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,12 +45,22 @@ from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.planted import edit_of, find
 from specsim.engines.sglang.scheduler.release_worker import Drafted
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
-from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, GrammarRead, Penalized, Worker
+from specsim.engines.sglang.scheduler.worker import (
+    REJECTED,
+    UNWRITTEN,
+    BadBatch,
+    Content,
+    GrammarRead,
+    Penalized,
+    Worker,
+    unwritten,
+)
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.lifting import ran
 from specsim.lifting.changes import Function
+from specsim.rules.launches import BatchState
 from specsim.rules.liveness import DeviceException
 from specsim.rules.sampling import GrammarState, PenaltyCounts
 from specsim.rules.steps import DraftContent
@@ -249,6 +260,7 @@ class Started:
         self._ran = ran
         self._seen = Seen()
         self._records = False
+        self._counts: list[tuple[int, int]] = []  # of records and findings, at the start of each iteration
         self._recording: Recording | None = None
 
     def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
@@ -330,6 +342,7 @@ class Started:
 
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         booted = self._booted
+        self._counts.clear()
         self._ran.clear()  # of what the start and the warm-up ran
         booted.surroundings.restart()
         booted.family.grammars.restart()
@@ -343,6 +356,11 @@ class Started:
                 try:
                     booted.run(lambda _booted, iteration: self._marked(script, iteration))
                     torch.cuda.synchronize()
+                except Exception:
+                    # What the host read too early is known once the device has written it.
+                    with suppress(Exception):
+                        torch.cuda.synchronize()
+                    raise
                 finally:
                     if self._recording is not None:
                         self._mark(self._recording, END)
@@ -350,6 +368,7 @@ class Started:
             self._note()
 
     def _marked(self, script: Callable[[int], Sequence[Any] | None], iteration: int) -> Sequence[Any] | None:
+        self._counts.append((len(self._booted.worker.records), len(self._device.findings)))
         if self._recording is not None:
             self._mark(self._recording, f"iteration {iteration}")
         return script(iteration)
@@ -419,12 +438,20 @@ class Started:
 
     def _note(self) -> None:
         """What the model and the device saw."""
-        for record in self._booted.worker.records:
+        by_records, by_findings = zip(*self._counts, strict=True) if self._counts else ((), ())
+        for number, record in enumerate(self._booted.worker.records):
+            by = bisect_right(by_records, number) - 1
             if isinstance(record, Content):
                 self._seen.contents.append(_content(record))
-            elif isinstance(record, GrammarRead):
+                self._seen.contents_by.append(by)
+                continue
+            self._seen.device_by.append(by)
+            if isinstance(record, GrammarRead):
                 expected, actual = f"{record.expected} tokens read, of {record.rid}", str(record.actual)
                 self._seen.device.append(Broken(GrammarState.rule.id, "verify", expected, actual))
+            elif isinstance(record, BadBatch):
+                expected, actual = f"{record.expected}, one for each request of the batch", str(record.actual)
+                self._seen.device.append(Broken(BatchState.rule.id, record.name, expected, actual))
             elif isinstance(record, Drafted):
                 expected = f"{record.expected} at position {record.position}, of {record.rid}"
                 part, rule = f"draft:{record.name}", DraftContent.rule.id
@@ -439,6 +466,7 @@ class Started:
                     Broken(DeviceException.rule.id, what, "a value that was written", f"{record.value} of {record.rid}")
                 )
         self._seen.device += [_broken(finding) for finding in self._device.findings]
+        self._seen.device_by += [bisect_right(by_findings, number) - 1 for number in range(len(self._device.findings))]
         self._seen.retracted = self._booted.retractions
         self._seen.ran |= self._ran
         if self._recording is not None:
@@ -575,11 +603,19 @@ def _content(record: Content) -> WrongContent:
 _RULES = dict.fromkeys(("out-of-bounds", "device-assert"), DeviceException.rule.id)
 
 
+TEMPORARY = " of "
+"""In the name of memory that nobody named: the operation that made it, and the function."""
+
+
 def _broken(finding: Finding) -> Broken:
     accesses = finding.first, finding.second
     blamed = next((access for access in reversed(accesses) if not _is_of_model(access)), accesses[1])
-    who = sorted({_party(access) for access in accesses})
-    what = ":".join((finding.kind, finding.memory, *who))
+    parts = [finding.kind, finding.memory, *sorted({_party(access) for access in accesses})]
+    if finding.kind == "use-after-free":  # who has the memory next is chance, as is what it was
+        parts = [finding.kind, _party(finding.first)]
+    elif finding.kind == "race" and TEMPORARY in finding.memory and not finding.memory.endswith(unwritten.__name__):
+        parts = parts[:2]  # a tensor that one function makes: it is handed over, or is not
+    what = ":".join(parts)
     return Broken(
         rule=_RULES.get(finding.kind, StreamRace.rule.id),
         what=what.replace(" ", "-"),

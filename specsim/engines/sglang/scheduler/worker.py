@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,15 @@ class BadValue:
     rid: str
     name: str
     value: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadBatch:
+    """An input of a launch that does not have one element for each request of its batch."""
+
+    name: str
+    expected: int  # requests
+    actual: int  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +211,7 @@ def _unlike(access: Any, tensor: Any, at: int, neutral: float) -> dict[int, floa
 FALLBACK = 3  # a token that the model never produces: what a row computes whose inputs nobody has written
 
 
-def _unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
+def unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(count, dtype=dtype, device="cuda")
 
 
@@ -219,7 +229,7 @@ class Worker(Fake):
         # The event after which the next batch may rewrite the tables that a pass reads; None for the coarse barrier.
         self.last_shared_read_runner = SimpleNamespace(shared_read_done_event=None, war_fastpath_read_done_event=None)
         self.war_fastpath_runner = self.last_shared_read_runner
-        self.records: list[Content | BadValue | GrammarRead | Penalized] = []
+        self.records: list[Content | BadValue | BadBatch | GrammarRead | Penalized] = []
         self.restart(lambda _rid, bound: bound)
 
     def restart(self, accept: Callable[[str, int], int]) -> None:
@@ -236,6 +246,7 @@ class Worker(Fake):
         self, batch: Any, *_arguments: Any, on_publish: Any = None, grammar_barrier: Any = None, **_named: Any
     ) -> Any:
         """Launch the phases of one pass on the current stream; their outputs are tensors that nobody has written."""
+        self._check_sizes(batch)
         seats = [Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
             self.launches["extend"] += 1
@@ -246,6 +257,15 @@ class Worker(Fake):
         self.launches["decode"] += 1
         return self._decode(batch, seats, on_publish, grammar_barrier)
 
+    def _check_sizes(self, batch: Any) -> None:
+        given = {name: getattr(batch, name) for name in ("req_pool_indices", "seq_lens")}
+        if not batch.forward_mode.is_extend():
+            given[self.parts.bonus] = getattr(batch.spec_info, self.parts.bonus)
+        for name, tensor in given.items():
+            if len(tensor) != len(batch.reqs) and (name, "batch") not in self._reported:
+                self._reported.add((name, "batch"))
+                self.records.append(BadBatch(name, len(batch.reqs), len(tensor)))
+
     def slot_content(self, slot: int) -> int:
         """The hash in a slot of the full pool."""
         return int(self.memory.full[slot])
@@ -254,8 +274,8 @@ class Worker(Fake):
 
     def _extend(self, batch: Any, seats: list[Seat], on_publish: Any) -> Any:
         starts = [int(n) for n in _first_of(batch, "extend_prefix_lens", "prefix_lens")]
-        tokens = _unwritten(len(seats), torch.int64)
-        bonus = _unwritten(len(seats), torch.int64)
+        tokens = unwritten(len(seats), torch.int64)
+        bonus = unwritten(len(seats), torch.int64)
         inputs, pool, lengths = batch.input_ids, batch.req_pool_indices, batch.seq_lens
         logprobs = _Logprobs(batch, len(seats))
 
@@ -312,9 +332,9 @@ class Worker(Fake):
         for seat in seats:
             seat.accepted = self.accept(seat.request.rid, count)
         pool, lengths, bonus = batch.req_pool_indices, batch.seq_lens, getattr(batch.spec_info, self.parts.bonus)
-        slots = _unwritten(size * count, torch.int64)
-        tokens, last = _unwritten(size * count, torch.int64), _unwritten(size, torch.int64)
-        accepted, new_lengths = _unwritten(size, torch.int32), _unwritten(size, lengths.dtype)
+        slots = unwritten(size * count, torch.int64)
+        tokens, last = unwritten(size * count, torch.int64), unwritten(size, torch.int64)
+        accepted, new_lengths = unwritten(size, torch.int32), unwritten(size, lengths.dtype)
         logprobs = _Logprobs(batch, size, count)
         penalties = _Penalties(batch, seats, self._fed)
 
@@ -331,7 +351,7 @@ class Worker(Fake):
                     self._content("draft", "full", seat, position, 0, seat.prefixes.of(position + 1), UNWRITTEN)
 
         def verify(access: Any) -> None:
-            where, given = access.host(slots).tolist(), access.host(bonus).tolist()
+            where, given = access.host(slots).tolist(), [*access.host(bonus).tolist(), *[-1] * size][:size]
             out, out_last = access.host(tokens).numpy(), access.host(last).numpy()
             out_accepted, out_lengths = access.host(accepted).numpy(), access.host(new_lengths).numpy()
             for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
@@ -452,11 +472,16 @@ class Worker(Fake):
     def _rows(
         self, access: Any, phase: str, seats: list[Seat], pool: Any, lengths: Any, ahead: int = 0
     ) -> list[tuple[Seat, int | None, int]]:
-        """(seat, its row of `req_to_token`, its sequence length); None and 0 where either is no possible value."""
+        """(seat, its row of `req_to_token`, its sequence length); None and 0 where either is no possible value, or is
+        not there.
+        """
         rows, width = self.memory.rows.shape
         found: list[tuple[Seat, int | None, int]] = []
-        for seat, row, length in zip(seats, access.host(pool).tolist(), access.host(lengths).tolist(), strict=True):
-            if not 0 <= row < rows:
+        given = zip_longest(access.host(pool).tolist(), access.host(lengths).tolist())
+        for seat, (row, length) in zip(seats, chain(given, repeat((None, None))), strict=False):
+            if row is None or length is None:
+                found.append((seat, None, 0))
+            elif not 0 <= row < rows:
                 self._bad(phase, seat, "req_pool_indices", row)
                 found.append((seat, None, 0))
             elif not 0 < length <= width - ahead:

@@ -1,0 +1,149 @@
+"""Of what one schedule shows the first is the finding; what comes after it may be its symptom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from specsim.findings.comparison import Baseline, Reach, baseline_of, bring_forward, compare
+from specsim.tiers.scheduler import rules
+from specsim.tiers.scheduler.answers import Counts
+from specsim.tiers.scheduler.forks import Ran, Wanted
+from specsim.tiers.scheduler.rules import Violation, signature_of
+from specsim.tiers.scheduler.schedule import Record
+from specsim.verdict import Finding, Severity, Suite, Verdict, with_severity_of_symptoms
+
+RACE, CONTENT, LEAK = (signature_of(rule.id, "x") for rule in (rules.RACE, rules.CONTENT_READ, rules.LEAK_AT_IDLE))
+SIGNATURES = [signature_of(rule, part) for rule in (*rules.CAUSES[:6], "I24") for part in ("x", "y")]
+
+
+def ran(*signatures: str, iterations: int = 9) -> Ran:
+    """A schedule that showed these, in this order."""
+    violations = [
+        Violation(rule=signature.split(":")[1], part=signature.split(":")[2], who="", expected="", actual="")
+        for signature in signatures
+    ]
+    return Ran(
+        Record(
+            tape=(),
+            setup="default",
+            workload={},
+            choices={},
+            iterations=iterations,
+            requests=1,
+            marks=(),
+            violations=tuple(violations),
+            events=(),
+            digest="",
+        )
+    )
+
+
+def counted(*schedules: tuple[str, ...]) -> Counts:
+    counts, numbers = Counts(), count()
+    for signatures in schedules:
+        counts.take(Wanted((0,), index=next(numbers)), ran(*signatures))
+    return counts
+
+
+def findings_of(counts: Counts) -> dict[str, str]:
+    """By signature what it follows, "" for a finding."""
+    return {signature: counts.follows(signature) for signature in counts.hits}
+
+
+def test_what_comes_after_something_is_its_symptom() -> None:
+    assert findings_of(counted((RACE, LEAK), (RACE,))) == {RACE: "", LEAK: RACE}
+
+
+def test_what_comes_alone_once_is_a_finding() -> None:
+    assert findings_of(counted((RACE, LEAK), (LEAK,))) == {RACE: "", LEAK: ""}
+
+
+def test_what_is_seen_before_its_cause_whenever_it_is_seen_follows_the_cause() -> None:
+    both = counted((RACE, CONTENT), (CONTENT, RACE))
+    assert findings_of(both) == {RACE: "", CONTENT: RACE}
+    assert findings_of(counted((RACE, CONTENT), (CONTENT, RACE), (CONTENT,))) == {RACE: "", CONTENT: ""}
+
+
+def test_a_cause_does_not_follow_what_it_causes() -> None:
+    assert findings_of(counted((LEAK, RACE), (RACE, LEAK))) == {LEAK: RACE, RACE: ""}
+
+
+def test_a_finding_has_the_smallest_schedule_in_which_it_comes_first() -> None:
+    counts = Counts()
+    for number, (signatures, iterations) in enumerate([((RACE, LEAK), 3), ((LEAK,), 9), ((LEAK,), 7), ((LEAK,), 8)]):
+        new = counts.take(Wanted((0,), index=number), ran(*signatures, iterations=iterations))
+        assert new == [[RACE, LEAK], [LEAK], [], []][number]
+    assert counts.hits[LEAK].wanted.index == 2
+    assert counts.hits[LEAK].count == 4
+
+
+@given(st.lists(st.lists(st.sampled_from(SIGNATURES), unique=True, max_size=4).map(tuple), max_size=12))
+@example([(LEAK, CONTENT, RACE), (CONTENT, RACE), (RACE,)])
+def test_each_schedule_that_shows_anything_shows_a_finding(schedules: list[tuple[str, ...]]) -> None:
+    follows = findings_of(counted(*schedules))
+    assert set(follows) == {signature for shown in schedules for signature in shown}
+    for signature, cause in follows.items():
+        assert not cause or follows[cause] == ""
+        assert not cause or any(signature in shown and cause in shown for shown in schedules)
+    for shown in schedules:
+        assert not shown or any(follows[signature] == "" for signature in shown)
+
+
+def finding(signature: str, follows: str = "", hits: int = 4, severity: Severity = Severity.METRIC) -> Finding:
+    return Finding(
+        rule=signature.split(":")[1],
+        sentence="s",
+        title="t",
+        signature=signature,
+        tier="scheduler",
+        severity=severity,
+        reach="unknown",
+        where="",
+        expected="",
+        actual="",
+        replay="",
+        count=hits,
+        follows=follows,
+    )
+
+
+def verdict(findings: list[Finding], symptoms: list[Finding]) -> Verdict:
+    return Verdict("t", 0, [Suite("scheduler", schedules=9)], findings, symptoms=symptoms)
+
+
+def baseline(*signatures: str, symptoms: tuple[str, ...] = ()) -> Baseline:
+    return Baseline("b", frozenset(signatures), Reach(frozenset({"scheduler"})), frozenset(symptoms))
+
+
+def test_a_symptom_that_a_baseline_has_only_the_cause_of_is_new() -> None:
+    here = verdict([finding(RACE)], [finding(LEAK, RACE)])
+    there = baseline(RACE)
+    bring_forward(here, there)
+    assert compare(here, there).new == (LEAK,)
+    assert here.symptoms == []
+
+
+def test_a_symptom_stays_one_where_its_cause_is_new_or_the_baseline_has_it_too() -> None:
+    for there in (baseline(), baseline(RACE, symptoms=(LEAK,)), baseline(RACE, LEAK)):
+        here = verdict([finding(RACE)], [finding(LEAK, RACE)])
+        bring_forward(here, there)
+        assert [one.signature for one in here.symptoms] == [LEAK]
+        compared = compare(here, there)
+        assert LEAK not in (*compared.new, *compared.gone)
+
+
+def test_a_baseline_of_a_verdict_has_its_symptoms() -> None:
+    there = baseline_of("b", verdict([finding(RACE)], [finding(LEAK, RACE)]).to_json())
+    assert [there.signatures, there.symptoms] == [frozenset({RACE}), frozenset({LEAK})]
+
+
+def test_a_finding_is_as_severe_as_what_comes_after_it_most_often() -> None:
+    race = finding(RACE, hits=10)
+    for hits, severity in ((6, Severity.LEAK), (5, Severity.METRIC)):
+        leak = finding(LEAK, RACE, hits, Severity.LEAK)
+        assert [one.severity for one in with_severity_of_symptoms([race, leak])] == [severity, Severity.LEAK]
+    assert with_severity_of_symptoms([replace(race, severity=Severity.CRASH), leak])[0].severity is Severity.CRASH
