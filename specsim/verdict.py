@@ -108,6 +108,7 @@ class Finding:
     `op`, `provider`  of the ops tier: the operation, and the target whose implementation it is
     `blame`      of the ops tier: "kernel", wrong as documented, or "caller", which calls a right one wrongly
     `arguments`  of the ops tier: a line for each argument of the smallest case, small tensors whole
+    `fixture`    the replay file of a known finding that shows this one here, "" for none
     `follows`    the signature that came before this one in every schedule that showed it, "" where one shows it first
     """
 
@@ -132,6 +133,7 @@ class Finding:
     blame: str = ""
     arguments: tuple[str, ...] = ()
     follows: str = ""
+    fixture: str = ""
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
@@ -299,6 +301,7 @@ class Verdict:
     by counts alone gives the same bytes each time. `ignored` are the signatures of findings that whoever asked did not
     select, or ignores; they are in none of `findings`. `fail_on` says which of these fail the check. `not_checked` is
     what makes it incomplete beside its baseline, and `not_compared` says why there is none though one was asked for.
+    `version` is the release that a checkout is, or comes after, "unknown" where nothing says; "" for other targets.
     `symptoms` came after a finding wherever they came, and may be no more than what follows from it.
     """
 
@@ -316,6 +319,7 @@ class Verdict:
     not_compared: str = ""
     changed: Changed | None = None
     symptoms: list[Finding] = field(default_factory=list)
+    version: str = ""
 
     @property
     def new(self) -> list[Finding]:
@@ -376,6 +380,7 @@ class Verdict:
             "format": FORMAT,
             "specsim": specsim.__version__,
             "target": self.target,
+            **({"version": self.version} if self.version else {}),
             "seed": self.seed,
             "verdict": self.verdict,
             "suites": [_untimed(suite) for suite in self.suites],

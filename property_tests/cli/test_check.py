@@ -122,6 +122,7 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "provider",
         "blame",
         "arguments",
+        "fixture",
         "follows",
     }
     assert finding["severity"] == "wrong-result"

@@ -210,12 +210,27 @@ def test_what_the_table_says_otherwise_is_reported_beside_the_finding() -> None:
     assert "severity" in entry.contradiction(replace(FINDING, severity=Severity.LEAK))
     assert entry.contradiction(replace(FINDING, severity=Severity.METRIC)) == ""  # a race without a wrong token
     assert "reach unknown" in entry.contradiction(replace(FINDING, reach="unknown"))
-    for version in (RELEASES[-1], None):  # a later release, a checkout: it may be another defect
-        assert triage_line("sglang", FINDING, version).startswith(
-            f"untriaged here: releases from {RELEASES[0]} to {LAST}"
-        )
     assert triage_line("sglang", FINDING, LAST).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
-    assert triage_line("sglang", replace(FINDING, signature="accounting:I99:x"), None) == UNTRIAGED
+    assert triage_line("sglang", replace(FINDING, signature="accounting:I99:x"), LAST) == UNTRIAGED
+
+
+@pytest.mark.parametrize(
+    ("version", "evidence"),
+    [
+        (RELEASES[-1], None),  # a later release
+        (RELEASES[-1], [LAST]),  # a later checkout, which shows what shows it on a release that has it
+        ("", [LAST]),  # a checkout that says nothing of itself
+        (LAST, []),  # one on which no replay file shows it
+        (LAST, [RELEASES[-1]]),  # or only one that shows another defect, on later releases
+    ],
+)
+def test_what_may_be_another_defect_is_not_called_known(version: str, evidence: list[str] | None) -> None:
+    told = triage_line("sglang", FINDING, version, evidence)
+    assert told.startswith(f"looks like what releases from {RELEASES[0]} to {LAST} have: ")
+
+
+def test_a_checkout_has_a_known_finding_where_its_version_and_a_replay_file_say_so() -> None:
+    assert triage_line("sglang", FINDING, LAST, [LAST]).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     does not need is the others'.
     """
     from specsim.commands.background import beside
+    from specsim.engines.target import ReleaseTarget
     from specsim.tiers.registry import TIERS
 
     verdict = Verdict(asked.name, asked.seed, timed=asked.budget_seconds < math.inf, fail_on=asked.fail_on)
@@ -138,7 +139,10 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in _lanes(asked.tiers)]
     ran = [result for results in running for result in results()]
     verdict.suites = [suite for suite, _ in ran]
-    found = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
+    found, version = [finding for _, findings in ran for finding in findings], _version(asked)
+    if version is not None:
+        found = _with_triage(asked, version, found)
+        verdict.version = "" if isinstance(asked.target, ReleaseTarget) else version or "unknown"
     found = with_severity_of_symptoms(found)
     found.sort(key=lambda finding: finding.order_key)
     ignored = {finding.signature for finding in found if asked.selection.ignores(finding)}
@@ -218,16 +222,39 @@ def _as_named(finding: Finding, out: Path) -> Finding:
     return replace(finding, replay=str(out / Path(finding.replay).name)) if finding.replay else finding
 
 
-def _with_triage(target: Target, findings: list[Finding]) -> list[Finding]:
-    """Findings of an engine or a package, with what is known of them publicly."""
+def _version(asked: Asked) -> str | None:
+    """The release that a target with a source is, or comes after, "" where nothing says; None for another target."""
+    from specsim.engines.packages import version_of
     from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget
-    from specsim.engines.triage import triage_line
 
-    if not isinstance(target, ReleaseTarget | CheckoutTarget | PackageTarget):
-        return findings
+    if not isinstance(asked.target, ReleaseTarget | CheckoutTarget | PackageTarget):
+        return None
+    try:
+        return version_of(asked.target, asked.cache)
+    except UsageError:  # which what reads its source says, too
+        return ""
+
+
+def _with_triage(asked: Asked, version: str, findings: list[Finding]) -> list[Finding]:
+    """Findings of an engine or a package, with what is known of them publicly."""
+    from specsim.engines.target import CheckoutTarget, PackageTarget
+    from specsim.engines.triage import triage_line
+    from specsim.findings.explain import fixtures_of
+
+    target = asked.target
     engine = target.package if isinstance(target, PackageTarget) else "sglang"
-    version = target.version if isinstance(target, ReleaseTarget) else None
-    return [replace(found, triage=triage_line(engine, found, version)) for found in findings]
+    is_release = not isinstance(target, CheckoutTarget) and not getattr(target, "path", "") and not asked.mutant
+    shown: dict[str, list[str]] = {}
+    if not is_release and any(found.fixture for found in findings) and asked.fixtures is not None:
+        prefix = f"{engine}=="
+        shown = {
+            fixture.file.name: [t.removeprefix(prefix) for t in fixture.shown_on if t.startswith(prefix)]
+            for fixture in fixtures_of(asked.fixtures)
+        }
+    return [
+        replace(found, triage=triage_line(engine, found, version, None if is_release else shown.get(found.fixture, ())))
+        for found in findings
+    ]
 
 
 # The baseline

@@ -14,6 +14,8 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import InvalidVersion, Version
+
 from specsim.engines.registry import ENGINES, SGLANG
 from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
@@ -21,7 +23,7 @@ from specsim.files import write_bytes
 from specsim.lifting.archive import LIBRARY_BYTES_MAX, ArchiveError, open_archive, read_member
 from specsim.lifting.checksums import note, require_noted
 from specsim.lifting.fetch import cached_wheels, download, fetch_wheel, run_pip
-from specsim.lifting.git import resolved
+from specsim.lifting.git import nearest_tag, resolved
 from specsim.lifting.source import SourceTree, WheelSource, open_path
 
 if TYPE_CHECKING:
@@ -54,6 +56,28 @@ def open_source(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: C
     package = ENGINES[target.package].source if isinstance(target, PackageTarget) else SGLANG
     assert package is not None
     return WheelSource(fetched, package, target.text)
+
+
+def version_of(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: Cache) -> str:
+    """The release that a target is, or comes after: that which its files state, else the nearest tag in its history;
+    "" where neither says.
+    """
+    if isinstance(target, ReleaseTarget) or (isinstance(target, PackageTarget) and target.version):
+        return target.version
+    package = ENGINES[target.package].source if isinstance(target, PackageTarget) else SGLANG
+    if package is None:
+        return ""
+    path = Path(os.path.expanduser(target.path)).absolute()
+    stated = _opened(target).version
+    tag = (
+        ""
+        if stated
+        else nearest_tag(target.text, path if path.is_dir() else path.parent, target.revision or "HEAD", "v[0-9]*")
+    )
+    try:
+        return Version(stated or tag).base_version
+    except InvalidVersion:
+        return ""
 
 
 def found_at(text: str) -> str:

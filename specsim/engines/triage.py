@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -65,11 +65,18 @@ class Triage:
     @property
     def line(self) -> str:
         """One line for beside the finding."""
-        where = ", ".join((*((self.documented,) if self.documented else ()), *self.references))
-        if self.upstream:
-            where = f"report in docs/upstream/{self.upstream}.md{f'; see also {where}' if where else ''}"
+        where = ", ".join(self.sources)
         span = f", {self.span}" if self.first else ""
         return f"{self.state}{span}: {self.text} ({where})"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where more is said."""
+        others = (*((self.documented,) if self.documented else ()), *self.references)
+        if not self.upstream:
+            return others
+        report = f"report in docs/upstream/{self.upstream}.md"
+        return (f"{report}; see also {', '.join(others)}" if others else report,)
 
     @property
     def span(self) -> str:
@@ -181,14 +188,20 @@ def is_known_in(target: str, signature: str) -> bool:
     return bool(known_line(target, signature))
 
 
-def triage_line(engine: str, finding: Finding, version: str | None) -> str:
-    """What is known of a finding, one line, with a warning where the table says otherwise than the finding. Of another
-    release than those of the span nothing is known but that these have the signature; of a checkout (`version` None)
-    nothing where the span has ended.
+def triage_line(engine: str, finding: Finding, version: str, evidence: Collection[str] | None = None) -> str:
+    """What is known of a finding, one line, with a warning where the table says otherwise than the finding. Of a
+    `version` outside an entry's span, or an unknown one (""), no more is said than what has the signature.
+
+    A checkout may have anything in it: `evidence` are the releases that show what shows the finding there, too, the
+    replay file of a known finding; without one of the span nothing is known of it. None for a release, of whose
+    findings the tests replay each.
     """
     entry = triage_of(engine, finding.signature, version)
     if entry is None:
         return UNTRIAGED
-    if (entry.first and not entry.covers(version)) if version else entry.last:
-        return f"untriaged here: releases {entry.span} have a finding of this signature ({entry.text})"
-    return entry.line + entry.contradiction(finding)
+    is_covered = bool(version) and (not entry.first or entry.covers(version))
+    is_shown = evidence is None or any(not entry.first or entry.covers(release) for release in evidence)
+    if (is_covered and is_shown) or (evidence is None and not entry.first):
+        return entry.line + entry.contradiction(finding)
+    span = f"releases {entry.span}" if entry.first else "releases"
+    return f"looks like what {span} have: {entry.text} ({', '.join(entry.sources)})"

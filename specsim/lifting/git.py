@@ -85,6 +85,17 @@ def resolved(label: str, path: Path, revision: str) -> str | subprocess.Complete
     return _hash(run_git(label, path, "merge-base", commit, "HEAD"))
 
 
+def nearest_tag(label: str, path: Path, revision: str, pattern: str) -> str:
+    """The last tag of a pattern, such as "v*", that a revision has behind it; "" where there is none, and of a folder
+    that lies in a repository without being in its history.
+    """
+    commit = resolved(label, path, revision)
+    if not isinstance(commit, str) or not run_git(label, path, "ls-tree", commit, ".").stdout:
+        return ""
+    ended = run_git(label, path, "describe", "--tags", "--abbrev=0", f"--match={pattern}", commit)
+    return ended.stdout.decode("utf-8", "replace").strip() if ended.returncode == 0 else ""
+
+
 def _hash(ended: subprocess.CompletedProcess[bytes]) -> str | subprocess.CompletedProcess[bytes]:
     answer = ended.stdout.decode("ascii", "replace").split()
     commit = answer[-1] if answer else ""

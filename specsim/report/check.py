@@ -68,7 +68,8 @@ def _print_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
     if detail.verbose:
         _print_table(console, verdict)
     else:
-        print_row(console, "target", f"{verdict.target}, seed {verdict.seed}")
+        version = f" (version {verdict.version})" if verdict.version else ""
+        print_row(console, "target", f"{verdict.target}{version}, seed {verdict.seed}")
         for suite in verdict.suites:
             print_row(console, suite.name, _counts(suite, verdict))
     if verdict.changed is not None and verdict.changed.lines:

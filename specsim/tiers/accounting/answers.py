@@ -408,6 +408,7 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
         count=found.count,
         details=details,
         order=order if looked_for else None,
+        fixture=found.known,
     )
     replay = _replay_of(finding, origin, violation.part, part.source_hash, schedule.tape, schedule.scenario)
     events = [str(event) for event in log]

@@ -57,6 +57,7 @@ def finding_of(
         actual=violation.actual,
         count=found.failing,
         details=_details(subject, found),
+        fixture=found.known.name if found.known else "",
         **_of_subject(op, subject, found.case, origin),
     )
     return finding, _replay_of(finding, op, subject, found.case, origin, found.tape, found.outcome.digest)

@@ -45,9 +45,10 @@ SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 
 @dataclass(slots=True)
 class _Hit:
-    """A signature that schedules showed: its smallest one, and how many that were drawn did. `known` is the replay file
-    whose schedule it is, "" for none. `after` counts what came first in schedules that showed it, until one shows it
-    first: what comes after something else may be no more than its symptom.
+    """A signature that schedules showed: its smallest one, and how many that were drawn did. `fixture` is the replay
+    file of a known finding that showed it, `known` the same while that is the smallest; "" for none. `after` counts
+    what came first in schedules that showed it, until one shows it first: what comes after something else may be no
+    more than its symptom.
     """
 
     violation: Violation
@@ -55,6 +56,7 @@ class _Hit:
     outcome: Outcome
     count: int = 0
     known: str = ""
+    fixture: str = ""
     is_first: bool = False
     after: Counter[str] = field(default_factory=Counter)
     beside: frozenset[str] = frozenset()
@@ -142,7 +144,7 @@ class Counts:
         shown = [v for v in violations_of(outcome) if v.signature == signature]
         if not shown or signature in self.hits:
             return False
-        self.hits[signature] = _Hit(shown[0], schedule, outcome, known=name, is_first=True)
+        self.hits[signature] = _Hit(shown[0], schedule, outcome, known=name, fixture=name, is_first=True)
         return True
 
     def to_show(self) -> dict[str, int]:
@@ -360,6 +362,7 @@ def finding_of(
         count=hit.count,
         details=tuple(details),
         follows=follows,
+        fixture=hit.fixture,
     )
     if violation.harmless:  # a race in which no token was wrong
         finding = replace(finding, severity=Severity.METRIC)

@@ -141,6 +141,7 @@ def _finding_of(probe: Any, found: Any, request: Request) -> tuple[Finding, Work
             *([f"the case of the known finding {found.known}"] if found.known else []),
             *seen.details,
         ),
+        fixture=found.known,
     )
     return finding, WorkerReplay(
         target=request.target,
