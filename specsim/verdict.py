@@ -261,6 +261,7 @@ class Compared:
     `gone`        in the baseline; what could show it was run here and did not
     `not_judged`  in the baseline, and not checked here
     `not_compared`  found here, by what the baseline could not run or did not get to
+    `risen`       found here and in the baseline, and here more often than chance explains
     `tiers_here`, `tiers_there`  the tiers that ran here and on the baseline
     """
 
@@ -272,6 +273,7 @@ class Compared:
     not_compared: tuple[str, ...] = ()
     tiers_here: tuple[str, ...] = ()
     tiers_there: tuple[str, ...] = ()
+    risen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,15 @@ def test_a_symptom_stays_one_where_its_cause_is_new_or_the_baseline_has_it_too()
         assert LEAK not in (*compared.new, *compared.gone)
 
 
+def test_a_symptom_of_what_is_met_more_often_stays_one() -> None:
+    hits, schedules = {RACE: 1}, {"scheduler": 99}
+    there = replace(baseline(RACE), hits=hits, schedules=schedules)
+    here = verdict([finding(RACE, hits=9)], [finding(LEAK, RACE)])
+    bring_forward(here, there)
+    compared = compare(here, there)
+    assert (compared.new, compared.risen, [one.signature for one in here.symptoms]) == ((), (RACE,), [LEAK])
+
+
 def test_a_baseline_of_a_verdict_has_its_symptoms() -> None:
     there = baseline_of("b", verdict([finding(RACE)], [finding(LEAK, RACE)]).to_json())
     assert [there.signatures, there.symptoms] == [frozenset({RACE}), frozenset({LEAK})]

@@ -26,7 +26,16 @@ from specsim.commands.suites import (
     verdict_of,
 )
 from specsim.errors import UsageError
-from specsim.findings.comparison import Baseline, bring_forward, changed_of, compare, mistaken, not_checked, not_reached
+from specsim.findings.comparison import (
+    Baseline,
+    bring_forward,
+    changed_of,
+    compare,
+    mistaken,
+    more_often,
+    not_checked,
+    not_reached,
+)
 from specsim.verdict import INCOMPLETE, NOT_CHECKED, Finding, Verdict
 
 if TYPE_CHECKING:
@@ -137,11 +146,9 @@ def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozens
     """Note in a verdict what is new beside a baseline, and what keeps it from passing."""
     bring_forward(verdict, baseline)
     verdict.baseline = compare(verdict, baseline, absent)
-    new = {*verdict.baseline.new}
-    verdict.findings = [
-        replace(one, triage=f"new here: {baseline.name} does not have it") if one.signature in new else one
-        for one in verdict.findings
-    ]
+    told = dict.fromkeys(verdict.baseline.new, f"new here: {baseline.name} does not have it")
+    told |= {signature: f"more often here: {counts}" for signature, counts in more_often(verdict, baseline).items()}
+    verdict.findings = [replace(one, triage=told.get(one.signature, one.triage)) for one in verdict.findings]
     if not verdict.interrupted:
         verdict.not_checked = not_checked(
             verdict, baseline.reach, operation=asked.operation, enough=asked.enough, allowed=asked.allowed

@@ -7,14 +7,14 @@ that was run, so that a later check can say what it could not run any more. Noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import specsim
 from specsim.errors import UsageError
 from specsim.files import read_json, write_json
-from specsim.findings.comparison import Baseline, Reach, baseline_of, reach_of
+from specsim.findings.comparison import Baseline, Reach, baseline_of, drawn_alike, reach_of
 from specsim.tiers.not_run import is_absent
 from specsim.verdict import FORMAT as VERDICT_FORMAT
 
@@ -43,7 +43,12 @@ def load(path: Path) -> Baseline:
         frozenset(one["signature"] for one in data["findings"] if bool(one.get("follows")) is follows)
         for follows in (False, True)
     )
-    return Baseline(str(path), own, _reach(path, data), followed)
+    hits = {one["signature"]: one["hits"] for one in data["findings"] if "hits" in one}
+    schedules = data.get("schedules", {})
+    counts = [*hits.values(), *(schedules.values() if isinstance(schedules, dict) else [schedules])]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise UsageError(f"the baseline {path}: schedules and hits are no counts", REMEDY)
+    return Baseline(str(path), own, _reach(path, data), followed, hits, schedules)
 
 
 def _reach(path: Path, data: Mapping[str, Any]) -> Reach:
@@ -60,15 +65,20 @@ def _reach(path: Path, data: Mapping[str, Any]) -> Reach:
 def save(path: Path, verdict: Mapping[str, Any], kept: Iterable[str]) -> None:
     """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be checked."""
     entries = [{"signature": signature} for signature in kept]
-    entries += [
-        {
-            name: found[name]
-            for name in ("signature", "rule", "title", "where", *(["follows"] if found.get("follows") else []))
-        }
-        for found in (*verdict["findings"], *verdict.get("symptoms", ()))
-    ]
+    schedules = drawn_alike(verdict)
+    entries += [_entry(found, schedules) for found in (*verdict["findings"], *verdict.get("symptoms", ()))]
     entries.sort(key=lambda entry: str(entry["signature"]))
     reach = reach_of(verdict["suites"])
     skipped = [f"{tier}:{what}" for tier, what, why in reach.reasons if not is_absent(why)]
     about = {"format": FORMAT, "specsim": specsim.__version__, "target": verdict["target"]}
-    write_json(path, {**about, "ran": sorted(reach.ran), "not_run": sorted(skipped), "findings": entries})
+    ran = {"ran": sorted(reach.ran), "not_run": sorted(skipped), "schedules": schedules}
+    write_json(path, {**about, **ran, "findings": entries})
+
+
+def _entry(found: Mapping[str, Any], schedules: Collection[str]) -> dict[str, Any]:
+    entry = {name: found[name] for name in ("signature", "rule", "title", "where")}
+    if found.get("follows"):
+        entry["follows"] = found["follows"]
+    if found["signature"].partition(":")[0] in schedules:
+        entry["hits"] = found["count"]
+    return entry

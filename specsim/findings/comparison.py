@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from specsim.engines.triage import is_known_in
+from specsim.findings.chance import is_rise
 from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_mistake, is_rest
 from specsim.tiers.registry import TIERS
 from specsim.verdict import Changed, Compared, FailOn, NotRun, Verdict
@@ -74,13 +75,16 @@ def reach_of(suites: Sequence[Mapping[str, Any]]) -> Reach:
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """What is known. `name` is the file or target that it comes from, and `reach` what was run to know it. `symptoms`
-    only came after one of the `signatures`.
+    only came after one of the `signatures`. `hits` has, of tiers whose schedules are drawn alike, how many showed each
+    signature, and `schedules` how many there were by tier; empty where a file does not say.
     """
 
     name: str
     signatures: frozenset[str]
     reach: Reach = field(default_factory=Reach)
     symptoms: frozenset[str] = frozenset()
+    hits: Mapping[str, int] = field(default_factory=dict)
+    schedules: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def known(self) -> frozenset[str]:
@@ -92,14 +96,28 @@ def baseline_of(name: str, verdict: Mapping[str, Any]) -> Baseline:
     found, followed = (
         frozenset(one["signature"] for one in verdict.get(part, ())) for part in ("findings", "symptoms")
     )
-    return Baseline(name, found, reach_of(verdict.get("suites", ())), followed)
+    schedules = drawn_alike(verdict)
+    shown = [*verdict.get("findings", ()), *verdict.get("symptoms", ())]
+    hits = {one["signature"]: one["count"] for one in shown if _tier_of(one["signature"]) in schedules}
+    return Baseline(name, found, reach_of(verdict.get("suites", ())), followed, hits, schedules)
+
+
+def drawn_alike(verdict: Mapping[str, Any]) -> dict[str, int]:
+    """By tier how many schedules the JSON of a verdict has that were drawn alike, each by itself."""
+    counts = {suite["name"]: suite["schedules"] for suite in verdict.get("suites", ())}
+    return {tier: count for tier, count in counts.items() if count and tier in TIERS and TIERS[tier].draws_alike}
+
+
+def _tier_of(signature: str) -> str:
+    return signature.partition(":")[0]
 
 
 def bring_forward(verdict: Verdict, baseline: Baseline) -> None:
-    """Make findings of those symptoms that a baseline does not have at all, though it has what they come after: it does
-    not explain them.
+    """Make findings of those symptoms that a baseline does not have at all, though it has what they come after, and no
+    less often: that does not explain them.
     """
-    own = [one for one in verdict.symptoms if one.signature not in baseline.known and one.follows in baseline.known]
+    same = baseline.known - more_often(verdict, baseline).keys()
+    own = [one for one in verdict.symptoms if one.signature not in baseline.known and one.follows in same]
     verdict.symptoms = [one for one in verdict.symptoms if one not in own]
     verdict.findings = sorted((*verdict.findings, *own), key=lambda finding: finding.order_key)
 
@@ -123,17 +141,40 @@ def compare(verdict: Verdict, baseline: Baseline, shown_absent: Collection[str] 
         and not here.why_not(one)
         and not is_known_in(verdict.target, one)
     }
+    risen = _risen(verdict, data, baseline)
     undecided = {one for one in found - set(known) - set(shown_absent) if not _could_show(reach, one)}
     return Compared(
         name=baseline.name,
         new=tuple(sorted(found - set(known) - undecided)),
-        known=tuple(sorted(found & set(known))),
+        known=tuple(sorted((found & set(known)) - set(risen))),
         gone=tuple(sorted(judged)),
         not_judged=tuple(sorted(missing - judged)),
         not_compared=tuple(sorted(undecided)),
         tiers_here=here.tiers,
         tiers_there=reach.tiers,
+        risen=tuple(sorted(risen)),
     )
+
+
+def _risen(verdict: Verdict, data: Mapping[str, Any], baseline: Baseline) -> dict[str, str]:
+    """The findings that a baseline has, too, and that are met more often than chance explains; and how often."""
+    here = drawn_alike(data)
+    compared = [
+        one
+        for one in verdict.findings
+        if one.signature in baseline.known and one.tier in here and one.tier in baseline.schedules
+    ]
+    risen = {}
+    for one in compared:
+        counts = one.count, here[one.tier], baseline.hits.get(one.signature, 0), baseline.schedules[one.tier]
+        if is_rise(*counts, len(compared)):
+            risen[one.signature] = "{} of {} schedules, and {} of {} of the baseline".format(*counts)
+    return risen
+
+
+def more_often(verdict: Verdict, baseline: Baseline) -> dict[str, str]:
+    """How often those findings of a verdict are met that are met more often than on a baseline, by more than chance."""
+    return _risen(verdict, verdict.to_json(), baseline)
 
 
 def _could_show(reach: Reach, signature: str) -> bool:

@@ -368,6 +368,7 @@ def _print_compared(console: Console, compared: Compared, detail: Detail) -> Non
     """
     signatures = {
         "known": compared.known,
+        "more often": compared.risen,
         "gone": compared.gone,
         "not judged": compared.not_judged,
         "uncompared": compared.not_compared,

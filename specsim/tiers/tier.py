@@ -124,6 +124,8 @@ class Tier(Protocol):
     `counts_as`       schedules that one of its own counts as: a check of several tiers by counts runs one in so many
     `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
                       drawn, and whether each run of a batch can be made again alone
+    `draws_alike`     whether each of its schedules is drawn without regard to the others, so that how many show a
+                      finding can be compared
     `has_device`      whether its cases run on a device that a user chooses
     `imports_target`  whether its child imports the target, and so needs its files in a folder
     `resumes_skipped` whether the next check begins with what this one had no time for
@@ -140,6 +142,7 @@ class Tier(Protocol):
     batch_count: int
     batch_weight: int
     has_single_runs: bool
+    draws_alike: bool
     has_device: bool
     imports_target: bool
     resumes_skipped: bool

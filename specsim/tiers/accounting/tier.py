@@ -34,6 +34,7 @@ class AccountingTier:
     batch_count = 5000
     batch_weight = 20
     has_single_runs = True
+    draws_alike = False
     has_device = False
     imports_target = False
     resumes_skipped = False

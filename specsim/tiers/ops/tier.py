@@ -37,6 +37,7 @@ class OpsTier:
     batch_count = 100
     batch_weight = 1
     has_single_runs = False
+    draws_alike = False
     has_device = True
     imports_target = False
     resumes_skipped = True

@@ -30,6 +30,7 @@ class SchedulerTier:
     batch_count = 200
     batch_weight = 5
     has_single_runs = False
+    draws_alike = True
     has_device = False
     imports_target = True
     resumes_skipped = False

@@ -30,6 +30,7 @@ class WorkersTier:
     batch_count = 100
     batch_weight = 1
     has_single_runs = False
+    draws_alike = False
     has_device = False
     imports_target = False
     resumes_skipped = False

@@ -1,0 +1,119 @@
+"""Run as a program: how many findings each planted defect is, beside those of the release as it is.
+
+    python -m property_tests.support.planted_findings OUT [--schedules 100] [--jobs 2] [--only P07 ...]
+
+Each line of the file OUT is a release with a defect, or none in it; a line that is there is not made again. Then the
+table: things seen that the release does not show by itself, and how many of them are findings, not symptoms of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from property_tests.support.known_releases import FEW
+from specsim.engines.load import load_scheduler
+from specsim.engines.sglang.releases import RELEASES
+from specsim.engines.sglang.scheduler.planted import planted, worker_of
+from specsim.engines.target import ReleaseTarget
+from specsim.isolation.environment import of_target
+from specsim.lifting.cache import open_cache
+from specsim.tiers.scheduler.answers import Counts
+from specsim.tiers.scheduler.forks import Starters, wanted
+from specsim.verdict import NotRun
+
+OLD, NEW = FEW[2], RELEASES[-1]
+SECONDS = 60.0
+Row = dict[str, Any]
+
+
+def cases() -> list[tuple[str, str]]:
+    """(release, defect) of those that the fake worker runs; of each release itself first."""
+    of_fakes = [defect for name, defect in planted().items() if worker_of(defect) == "fake"]
+    found = [(OLD, ""), (NEW, "")]
+    for defect in of_fakes:
+        name = f"{defect.id}+{defect.covered_by}" if defect.covered_by else defect.id
+        found.append((NEW if defect.id.startswith("R") else OLD, name))
+    return found
+
+
+def measured(release: str, defect: str, schedules: int) -> Row:
+    target = load_scheduler(ReleaseTarget(release), open_cache(None), defect)
+    assert not isinstance(target, NotRun), target
+    counts, starters = Counts(), Starters(target)
+    try:
+        for index in range(schedules):
+            schedule = wanted(0, index, SECONDS)
+            counts.take(schedule, starters.run(schedule))
+    finally:
+        starters.close()
+    follows = {signature: counts.follows(signature) for signature in sorted(counts.hits)}
+    hits = {signature: counts.hits[signature].count for signature in follows}
+    return {"release": release, "defect": defect, "schedules": counts.schedules, "hits": hits, "follows": follows}
+
+
+def beside(row: Row, base: Row) -> tuple[list[str], list[str]]:
+    """What a row shows that the release itself does not, and what of it is a finding: no symptom, or one of something
+    that the release itself shows.
+    """
+    own = base["follows"]
+    seen = [signature for signature in row["follows"] if signature not in own]
+    return seen, [signature for signature in seen if not (cause := row["follows"][signature]) or cause in own]
+
+
+def table(rows: list[Row]) -> list[str]:
+    bases = {row["release"]: row for row in rows if not row["defect"]}
+    lines, totals = ["| defect | release | seen | findings |", "| -- | -- | -- | -- |"], []
+    for row in rows:
+        if row["defect"] and row["release"] in bases:
+            seen, findings = beside(row, bases[row["release"]])
+            totals.append((len(seen), len(findings)))
+            lines.append(f"| {row['defect']} | {row['release']} | {len(seen)} | {', '.join(findings) or 'none'} |")
+    shown = [total for total in totals if total[1]]
+    sums = [sum(total[part] for total in shown) for part in (0, 1)]
+    lines.append(f"{len(shown)} of {len(totals)} defects are found: {sums[0]} things seen, {sums[1]} findings")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--schedules", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--one", nargs=2, metavar=("RELEASE", "DEFECT"))
+    asked = parser.parse_args()
+    if asked.one:
+        release, defect = asked.one
+        print(json.dumps(measured(release, defect, asked.schedules)))
+        return
+    kept = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
+    rows: list[Row] = [json.loads(line) for line in kept]
+    there = {(row["release"], row["defect"]) for row in rows}
+    wanted_cases = [case for case in cases() if not asked.only or not case[1] or case[1] in asked.only]
+    if asked.only:
+        releases = {release for release, defect in wanted_cases if defect}
+        wanted_cases = [case for case in wanted_cases if case[0] in releases]
+
+    def run(case: tuple[str, str]) -> Row:
+        command = [sys.executable, "-m", __spec__.name, str(asked.out), "--schedules", str(asked.schedules)]
+        ended = subprocess.run([*command, "--one", *case], env=of_target(), capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"{case}: {ended.stderr[-2000:]}"
+        row: Row = json.loads(ended.stdout.splitlines()[-1])
+        return row
+
+    with ThreadPoolExecutor(asked.jobs) as pool, asked.out.open("a", encoding="utf-8") as file:
+        for row in pool.map(run, [case for case in wanted_cases if case not in there]):
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+    print("\n".join(table(rows)))
+
+
+if __name__ == "__main__":
+    main()
