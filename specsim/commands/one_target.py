@@ -117,7 +117,8 @@ def check_one_target(
 def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> Verdict:
     """The verdict of a check, with that of a baseline which is a target, checked alike meanwhile."""
     share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
-    alike = {**options, "--only": "accounting"} if asked.mutant else dict(options)
+    # The base has no mutant: of it the tier that runs one is checked.
+    alike = {**options, "--only": asked.only or "accounting"} if asked.mutant else dict(options)
     if share < math.inf:
         alike["--budget-seconds"] = share
     with checked_beside(beside, alike, asked.out, share) as known_of:

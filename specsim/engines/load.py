@@ -1,4 +1,5 @@
-"""From a TARGET to what can be tested of it: its operations, its accounting, its worker functions."""
+"""From a TARGET to what can be tested of it: its operations, its accounting, its worker functions, its
+scheduler."""
 
 from __future__ import annotations
 

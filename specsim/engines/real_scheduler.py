@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from specsim.contracts.enumeration import Distribution
     from specsim.lifting.changes import Function
 
-NEVER_WRITTEN, OF_A_DRAFT = -1, -2
-"""Contents of a slot that no token's KV was written to, and of one that holds the KV of a rejected draft."""
-
-
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLINGS = ("cold", "top-p", "top-k and top-p")
 """How a request is sampled: each leaves one token of what the model says, so that its answer is the greedy one."""
@@ -222,7 +218,7 @@ class WrongContent:
 
     `phase`   "extend" or "verify"
     `pool`    "full", or "window" for the layers of a sliding window
-    `holds`   what is there: "nothing", "a rejected draft", "another position", or "another request"
+    `holds`   what is there: "nothing", "a rejected draft", or "other tokens"
     """
 
     rid: str
@@ -302,7 +298,7 @@ class Seen:
     `batches`   a line for each launch: iteration, kind ("extend" or "decode"), requests
     `unpenalized` requests whose penalties were not those of what they had said, when a verification applied them
     `ran`       of the lines that were asked about those that were run, with their files
-    `retracted` how many retractions there were, `evicted` how many slots left the tree, `rejected` requests
+    `retracted` how many retractions there were, `evicted` how many slots left the tree
     `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
                 of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
     `states`    then also the state before each step of kind "mark" (`specsim.tiers.states`); none, and why, where it

@@ -1,8 +1,9 @@
 """What a tier is. Nothing outside `specsim.tiers` asks which one it has.
 
 A tier says how one kind of thing is tested: operations on drawn cases, the accounting of a release in simulated
-schedules, functions of workers in probes. Its object is a `Tier`, which lives in both processes: the command that runs
-and the child that it starts. It must be cheap to import, so what runs in the child is imported by its methods.
+schedules, functions of workers in probes, a whole scheduler on a virtual device. Its object is a `Tier`, which lives in
+both processes: the command that runs and the child that it starts. It must be cheap to import, so what runs in the
+child is imported by its methods.
 
 To add a tier:
 

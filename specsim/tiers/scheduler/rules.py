@@ -13,7 +13,6 @@ from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleO
 from specsim.rules.rows import RowOwner
 from specsim.rules.sampling import GrammarState, LogprobRows, PenaltyCounts
 from specsim.rules.schedulers import ADMISSION
-from specsim.rules.sessions import SessionClaim
 from specsim.rules.slots import FreeSlot, LeakAtIdle
 from specsim.rules.steps import ContentRead, DraftContent
 from specsim.rules.streams import StreamRace
@@ -30,7 +29,6 @@ UNWANTED_ABORT = UnwantedAbort.rule
 WANTED_ABORT = WantedAbort.rule
 VISIBLE_OUTPUTS = VisibleOutputs.rule
 LOGPROB_ROWS = LogprobRows.rule
-SESSION_CLAIM = SessionClaim.rule
 PROGRESS = Progress.rule
 RACE = StreamRace.rule
 DEVICE_EXCEPTION = DeviceException.rule
@@ -47,7 +45,6 @@ RULES: tuple[Rule, ...] = (
     WANTED_ABORT,
     VISIBLE_OUTPUTS,
     LOGPROB_ROWS,
-    SESSION_CLAIM,
     PROGRESS,
     ADMISSION,
     BatchState.rule,

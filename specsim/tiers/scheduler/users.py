@@ -33,8 +33,6 @@ class Users:
         self.started = started
         self.workload = workload
         self.iterations = 0
-        self.prompts: dict[str, tuple[int, ...]] = {}
-        """Of the turns that were sent, the whole prompt; of a session's what is expected of the turns before."""
         self.aborted: dict[str, int] = {}
         """By request the iteration at which its abort was sent."""
         self.sent_at: dict[str, int] = {}
@@ -140,7 +138,6 @@ class Users:
         elif turn.session in self._timed_out:
             self.refusable.add(turn.rid)
         self.sent_at[turn.rid] = iteration
-        self.prompts[turn.rid] = turn.prompt
         messages.append(self.started.generate(turn))
         return messages
 

@@ -179,7 +179,6 @@ class Booted:
             self.family.parts(),
             memory,
             options.num_draft_tokens,
-            publishes_reads=options.read_event,
             **self.family.draft_attributes(scheduler),
         )
 

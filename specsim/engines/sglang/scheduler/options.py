@@ -23,7 +23,6 @@ class Options:
     priority_scheduling: bool = False
     overlap: bool = True
     schedule_conservativeness: float = 1.0  # how much of the answers to come admission reserves
-    read_event: bool = False  # the worker says when it has read the tables; else the next batch waits for all of it
     context_length: int = CONTEXT_LENGTH  # tokens
     worker: str = "fake"  # or "release", for the release's own
     topk: int = 1  # branches of a draft's step

@@ -81,6 +81,10 @@ if TYPE_CHECKING:
 LACKS = (
     ("schedules with logprobs of prompts or hidden states", "the fake model computes no logits"),
     ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
+    (
+        "schedules in which a batch waits for no more than the reads of the one before",
+        "a worker here does not say when it has read its tables, so that a batch waits for all that it does",
+    ),
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
 )
 LACKS_OF_RELEASE_WORKERS = (
@@ -91,7 +95,7 @@ LACKS_OF_RELEASE_WORKERS = (
     ("schedules with a sliding window", "the release's worker has one pool of KV, of a layer of full attention"),
     ("adaptive steps, standalone and n-gram drafts", "EAGLE draft models draft a fixed number of steps"),
     ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
-    LACKS[-1],
+    *LACKS[-2:],
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
 _PARTS = ("managers", "mem_cache", "session", "speculative")

@@ -218,8 +218,6 @@ def unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
 class Worker(Fake):
     """`forward_batch_generation` of an EAGLE worker with topk 1, and whatever else the scheduler reads of one."""
 
-    publishes_reads = False
-
     def __init__(self, answers: Answers, device: Any, parts: Parts, memory: Memory, draft_tokens: int, **given: Any):
         super().__init__("draft_worker", answers, **given)
         self.device, self.parts, self.memory = device, parts, memory
@@ -385,10 +383,6 @@ class Worker(Fake):
             new_lengths, tokens, last, new_lengths, on_publish, verified, logprobs, accept_lens=accepted
         )
         launch(draft_extend, reads=[pool, lengths, tokens], name="draft_extend")
-        if self.publishes_reads:
-            runner, read = self.last_shared_read_runner, torch.cuda.Event()
-            read.record()
-            runner.shared_read_done_event = runner.war_fastpath_read_done_event = read
         return result
 
     def _make_masks(self, seats: list[Seat], barrier: Any) -> None:
