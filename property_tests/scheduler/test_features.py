@@ -34,6 +34,10 @@ OWN_WORKER = next(str(number) for number, setup in enumerate(SETUPS) if setup.wo
 SAMPLES = "speculative.eagle_utils"
 OFFSET = "send_output_token_logprobs_offset"
 DEFECTS = {
+    "a batch is handed the tokens of the one before": (
+        (V1, "", "", RELAY, "FutureMap.alloc_future_indices", "minus-one", "bs", "0"),
+        "scheduler:I05:input:other-tokens",
+    ),
     "rows are not filtered with the batch": (
         (V1, "", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "req_pool_indices", "0"),
         "scheduler:I52:req_pool_indices",

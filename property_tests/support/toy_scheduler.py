@@ -16,6 +16,7 @@ from specsim.engines.probe import Broken
 from specsim.engines.real_scheduler import (
     MODEL,
     Answer,
+    Launch,
     Load,
     LogprobRow,
     Matched,
@@ -188,7 +189,7 @@ class ToyScheduler:
                 if not request.reason and not self._paused:
                     self._note_pass(request)
                     self._step(request, 1 + chooser.choose(self.setup.draft_tokens, "accept"))
-                    self.seen.batches.append(f"{iteration:4} decode {request.rid}")
+                    self.seen.launches.append(Launch(iteration, "decode", (request.rid,)))
                     request.passes += 1
             iteration += 1
 

@@ -34,7 +34,6 @@ def ran(*signatures: str, iterations: int = 9) -> Ran:
             choices={},
             iterations=iterations,
             requests=1,
-            marks=(),
             violations=tuple(violations),
             events=(),
             digest="",

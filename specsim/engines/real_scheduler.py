@@ -218,7 +218,9 @@ class WrongContent:
 
     `phase`   "extend" or "verify"
     `pool`    "full", or "window" for the layers of a sliding window
-    `holds`   what is there: "nothing", "a rejected draft", or "other tokens"
+    `holds`   what is there: "nothing", "a rejected draft" of its own, or "other tokens", those of others' drafts, too
+    `freed_by`  the target's function that had the slot freed after the right KV was written to it, and `where` its
+                FILE:LINE; "" for nobody
     """
 
     rid: str
@@ -228,6 +230,8 @@ class WrongContent:
     length: int
     slot: int
     holds: str
+    freed_by: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +292,19 @@ class Step(NamedTuple):
     who: str = ""
 
 
+class Launch(NamedTuple):
+    """A launch of a batch in an iteration: its kind, "extend" or "decode", and its requests."""
+
+    iteration: int
+    kind: str
+    rids: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """For a reader."""
+        return f"{self.iteration:4}  {self.kind:6}  {' '.join(self.rids)}"
+
+
 @dataclass(slots=True)
 class Seen:
     """What a run left besides the scheduler's state.
@@ -295,10 +312,9 @@ class Seen:
     `contents`  wrong contents that the model read, in the order in which it did; `contents_by` and `device_by` have for
                 each of `contents` and `device` the iteration by which it was seen
     `device`    what the virtual device found: violations of S2, X6 and their kin
-    `batches`   a line for each launch: iteration, kind ("extend" or "decode"), requests
+    `launches`  each launch of a batch
     `unpenalized` requests whose penalties were not those of what they had said, when a verification applied them
     `ran`       of the lines that were asked about those that were run, with their files
-    `retracted` how many retractions there were, `evicted` how many slots left the tree
     `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
                 of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
     `states`    then also the state before each step of kind "mark" (`specsim.tiers.states`); none, and why, where it
@@ -309,11 +325,9 @@ class Seen:
     contents_by: list[int] = field(default_factory=list)
     device: list[Broken] = field(default_factory=list)
     device_by: list[int] = field(default_factory=list)
-    batches: list[str] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     unpenalized: set[str] = field(default_factory=set)
     ran: set[tuple[str, int]] = field(default_factory=set)
-    retracted: int = 0
-    evicted: int = 0
     steps: list[Step] = field(default_factory=list)
     content_at: list[int] = field(default_factory=list)
     device_at: list[tuple[int, ...]] = field(default_factory=list)

@@ -77,7 +77,6 @@ class _Hit:
 class Counts:
     schedules: int = 0
     iterations: int = 0
-    marks: dict[str, int] = field(default_factory=dict)
     hits: dict[str, _Hit] = field(default_factory=dict)
     not_started: dict[str, str] = field(default_factory=dict)
     setups: set[str] = field(default_factory=set)
@@ -95,8 +94,6 @@ class Counts:
         if record is not None:
             self.iterations += record.iterations
             self.ran_lines.update(f"{file}:{line}" for file, line in record.ran_lines)
-            for mark in record.marks:
-                self.marks[mark] = self.marks.get(mark, 0) + 1
         new = []
         shown: dict[str, Violation] = {}
         for violation in violations_of(outcome):

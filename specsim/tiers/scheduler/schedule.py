@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from specsim.choices.chooser import RecordingChooser
-    from specsim.engines.real_scheduler import Setup, StartedScheduler
+    from specsim.engines.real_scheduler import Setup, StartedScheduler, WrongContent
     from specsim.tiers.scheduler.workload import Workload
 
 
@@ -49,9 +49,9 @@ class Life(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule showed. `tape` are all its choices, the setup's first, where it was drawn, and
-    `choices` those of the run by label; `marks` say what happened in it, and
-    `events` are lines to read. `digest` is of all but the tape: equal when it is reproduced bit for bit.
+    """What a schedule showed. `tape` are all its choices, the setup's first, where it was drawn, and `choices` those of
+    the run by label; `events` are lines to read, one a launch. `digest` is of all but the tape: equal when it is
+    reproduced bit for bit.
     """
 
     tape: tuple[int, ...]
@@ -60,7 +60,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     choices: dict[str, list[int]]
     iterations: int
     requests: int
-    marks: tuple[str, ...]
     violations: tuple[Violation, ...]
     events: tuple[str, ...]
     digest: str
@@ -112,9 +111,8 @@ def run_schedule(
     of_sessions = frozenset(turn.rid for turn in workload.turns if turn.session)
     violations += _seen(started, of_sessions, any(violation.rule in WRONG for violation in violations))
     violations = _in_order(violations, users.iterations)
-    marks = _marks(started, users)
-    events = tuple(started.seen.batches)
-    content = [setup.name, plain, users.iterations, marks, [plain_violation(v) for v in violations], events]
+    events = tuple(launch.line for launch in started.seen.launches)
+    content = [setup.name, plain, users.iterations, [plain_violation(v) for v in violations], events]
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
     return Record(
         tape=chooser.tape,
@@ -123,7 +121,6 @@ def run_schedule(
         choices=labelled.choices,
         iterations=users.iterations,
         requests=len(workload.turns),
-        marks=marks,
         violations=tuple(violations),
         events=events,
         digest=digest,
@@ -187,9 +184,10 @@ def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool
             rule=rules.CONTENT_READ.id,
             part=f"{content.pool}:{content.holds}".replace(" ", "-") + ":session" * (content.rid in of_sessions),
             who=content.rid,
-            expected=f"the KV of the tokens up to position {content.position} of {content.length}",
-            actual=f"{content.holds}, in slot {content.slot} of the {content.pool} pool, in {content.phase}",
+            expected=_what_belongs(content),
+            actual=_what_is_there(content),
             at=(at,) if at else (),
+            where=content.where,
             slot=content.slot if content.pool == "full" else -1,
             position=content.position,
             when=by,
@@ -215,16 +213,12 @@ def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool
     return list(found.values())
 
 
-def _marks(started: StartedScheduler, users: Users) -> tuple[str, ...]:
-    """What happened that not every schedule has."""
-    seen = started.seen
-    happened = {
-        "abort": bool(users.aborted),
-        "retraction": seen.retracted > 0,
-        "eviction": seen.evicted > 0,
-        "pause": bool(users.workload.pauses),
-        "session": any(turn.session for turn in users.workload.turns),
-        "reuse": any("prefix" in line for line in seen.batches),
-        "two launches": any(" decode " in line for line in seen.batches),
-    }
-    return tuple(name for name, did in happened.items() if did)
+def _what_belongs(content: WrongContent) -> str:
+    what = "token at" if content.pool == "input" else "KV of the tokens up to"
+    return f"the {what} position {content.position}"
+
+
+def _what_is_there(content: WrongContent) -> str:
+    where = "the launch's input" if content.pool == "input" else f"slot {content.slot} of the {content.pool} pool"
+    freed = f", which {content.freed_by} had freed" if content.freed_by else ""
+    return f"{content.holds}, in {where}{freed}, in {content.phase}"

@@ -57,7 +57,7 @@ def _broken(rule: Rule, part: str, who: str, expected: object, actual: object, w
 def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
     """Every user sees the tokens of sequential decoding, and why they end; an answer that was aborted is a prefix."""
     answers = {answer.rid: answer for answer in started.answers()}
-    launches = Counter((rid, kind) for _iteration, kind, rids in _launches(started) for rid in rids)
+    launches = Counter((rid, kind) for _iteration, kind, rids in started.seen.launches for rid in rids)
     spoken: dict[str, tuple[int, ...]] = {}  # by session, the tokens of its turns so far
     cut_short: set[str] = set()  # sessions of which a turn was aborted: what they keep of it is theirs to choose
     misled = {content.rid for content in started.seen.contents}  # a token of these is right by chance alone
@@ -239,20 +239,13 @@ def _aborts(started: StartedScheduler, users: Users) -> Iterator[Violation]:
     """Who was aborted is verified no more, but for what was under way."""
     launched = Counter(
         rid
-        for iteration, kind, rids in _launches(started)
+        for iteration, kind, rids in started.seen.launches
         for rid in rids
         if kind == "decode" and rid in users.aborted and iteration > users.aborted[rid]
     )
     for rid, count in launched.items():
         if count > LAUNCHES_MAX:
             yield _broken(rules.WANTED_ABORT, "abort", rid, f"{LAUNCHES_MAX} more verifications at most", count)
-
-
-def _launches(started: StartedScheduler) -> Iterator[tuple[int, str, list[str]]]:
-    """The iteration, the kind ("extend" or "decode") and the requests of each launch."""
-    for line in started.seen.batches:
-        iteration, kind, *rids = line.split()
-        yield int(iteration), kind, rids
 
 
 def lengths(state: RequestState, is_of_session: bool) -> Iterator[Violation]:

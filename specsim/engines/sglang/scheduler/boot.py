@@ -96,7 +96,6 @@ class Booted:
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
         self._outputs: dict[str, Output] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset
-        self.retractions = 0
         self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen
         self._script: Script | None = None
         self.worker: Worker | ReleaseWorker
@@ -151,10 +150,6 @@ class Booted:
             def recv_requests(self, *_arguments: Any, **_named: Any) -> Any:
                 return booted._receive()
 
-            def _add_request_to_queue(self, request: Any, is_retracted: bool = False) -> Any:
-                booted.retractions += bool(is_retracted)
-                return super()._add_request_to_queue(request, is_retracted)
-
         vars(module)["create_scheduler_watchdog"] = lambda *_arguments, **_named: family.fake("watchdog")
         ports = family.fake("port_args", nccl_port=29500)
         return Scheduler(**family.scheduler_arguments(self.server_args, ports))
@@ -173,7 +168,7 @@ class Booted:
             size + options.page_size + 1 for size in (options.max_total_tokens, options.window_slots)
         )
         memory = Memory(slots, self.req_to_token, window_slots, self._mapping, options.sliding_window)
-        return Worker(
+        worker = Worker(
             self.family.answers,
             self.device,
             self.family.parts(),
@@ -181,6 +176,8 @@ class Booted:
             options.num_draft_tokens,
             **self.family.draft_attributes(scheduler),
         )
+        worker.ledger.watch(self.allocator)
+        return worker
 
     def _put_runner(self, scheduler: Any) -> None:
         """Have the release's workers run ours in place of its ModelRunner."""
@@ -222,7 +219,7 @@ class Booted:
         self.worker.restart(accept)
         self._outputs.clear()
         self.requests.clear()
-        self.iteration = self.retractions = 0
+        self.iteration = 0
 
     def idle(self) -> bool:
         """Nothing waits, nothing runs, and no result is outstanding."""

@@ -22,6 +22,7 @@ from specsim.engines.real_scheduler import (
     MODEL,
     RESULT,
     Answer,
+    Launch,
     Load,
     LogprobRow,
     Matched,
@@ -426,16 +427,16 @@ class Started:
         self._device.restart(replayed(()))
 
     def _log_launches(self) -> None:
-        """Note each launch: a line to read."""
-        worker, lines = self._booted.scheduler.model_worker, self._seen.batches
+        """Note each launch."""
+        worker, launches = self._booted.scheduler.model_worker, self._seen.launches
         forward = worker.forward_batch_generation
 
         def noted(batch: Any, *arguments: Any, **named: Any) -> Any:
             kind = "extend" if batch.forward_mode.is_extend() else "decode"
-            rids = " ".join(str(request.rid) for request in batch.reqs)
-            lines.append(f"{self._booted.iteration:4}  {kind:6}  {rids}")
+            rids = tuple(str(request.rid) for request in batch.reqs)
+            launches.append(Launch(self._booted.iteration, kind, rids))
             if self._recording is not None:
-                self._mark(self._recording, kind, rids)
+                self._mark(self._recording, kind, " ".join(rids))
             return forward(batch, *arguments, **named)
 
         worker.forward_batch_generation = noted
@@ -471,7 +472,6 @@ class Started:
                 )
         self._seen.device += [_broken(finding) for finding in self._device.findings]
         self._seen.device_by += [bisect_right(by_findings, number) - 1 for number in range(len(self._device.findings))]
-        self._seen.retracted = self._booted.retractions
         self._seen.ran |= self._ran
         if self._recording is not None:
             self._note_steps(self._recording)
@@ -601,6 +601,8 @@ def _content(record: Content) -> WrongContent:
         length=record.position + 1,
         slot=record.slot,
         holds=holds,
+        where=_below(record.freed.file, record.freed.line) if record.freed is not None else "",
+        freed_by=record.freed.function if record.freed is not None else "",
     )
 
 
@@ -633,9 +635,8 @@ def _broken(finding: Finding) -> Broken:
 
 
 def _callers(access: Access) -> list[str]:
-    """The frames that called it, but for those of what watches a release's worker from between its functions."""
-    watching = f" at {release_worker.__file__}:"
-    return [caller for caller in access.callers if watching not in caller]
+    """The frames that called it, but for ours: a line of these is none of the target's."""
+    return [caller for caller in access.callers if caller.partition(" at ")[2].rpartition(":")[0] not in MODELS]
 
 
 def _is_of_model(access: Access) -> bool:

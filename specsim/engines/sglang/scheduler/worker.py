@@ -23,9 +23,11 @@ import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, Fake
 from specsim.engines.sglang.scheduler.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
+from specsim.engines.sglang.scheduler.ledger import Freed, Ledger
 
 UNWRITTEN = -1  # KV of a slot that nobody has written
 REJECTED = -2  # KV of a draft that was rejected
+REJECTED_OF_OTHERS = -3  # of another request than the one that reads it
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -41,6 +43,7 @@ class Content:
     slot: int  # of the pool; 0 is no request's
     expected: int  # hash
     actual: int  # hash, UNWRITTEN or REJECTED
+    freed: Freed | None = None  # who had the slot freed under it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Memory:
     def __init__(self, slots: int, rows: Any, window_slots: int = 0, mapping: Any = None, window: int = 0) -> None:
         self.full = np.full(slots, UNWRITTEN, np.int64)
         self.window = np.full(window_slots, UNWRITTEN, np.int64)
+        self.drafted_by: dict[tuple[str, int], str] = {}  # by pool and slot who wrote the rejected draft in it
         self.rows = rows  # req_to_token, int32 [requests, positions], on the device
         self.mapping = mapping  # full_to_swa_index_mapping, int64 [slots], on the device; None without a window
         self.window_size = window  # positions that a query attends to, itself included
@@ -105,6 +109,7 @@ class Memory:
     def clear(self) -> None:
         self.full.fill(UNWRITTEN)
         self.window.fill(UNWRITTEN)
+        self.drafted_by.clear()
 
 
 @dataclass(slots=True)
@@ -127,6 +132,12 @@ class Seat:
     @property
     def is_read(self) -> bool:
         return not (self.stale or self.request.finished() or self.request.is_retracted)
+
+
+def _owner(seat: Seat) -> str:
+    """Whose a request's KV is: its session's, else its own."""
+    session = getattr(seat.request, "session", None)
+    return str(seat.request.rid if session is None else session.session_id)
 
 
 class _Logprobs:
@@ -221,6 +232,7 @@ class Worker(Fake):
     def __init__(self, answers: Answers, device: Any, parts: Parts, memory: Memory, draft_tokens: int, **given: Any):
         super().__init__("draft_worker", answers, **given)
         self.device, self.parts, self.memory = device, parts, memory
+        self.ledger = Ledger(device)
         self.speculative_num_draft_tokens = draft_tokens
         self.speculative_num_steps = draft_tokens - 1
         self.topk = 1
@@ -236,6 +248,7 @@ class Worker(Fake):
         self.records.clear()
         self.launches = {"extend": 0, "decode": 0}
         self.memory.clear()
+        self.ledger.restart()
         self._prefixes: dict[str, Prefixes] = {}
         self._fed: dict[str, int] = {}
         self._reported: set[tuple[str, str]] = set()
@@ -309,7 +322,9 @@ class Worker(Fake):
         is_known = start < length and given[first : first + length - start] == known
         if is_known and self.memory.mapping is None and prefix == seat.prefixes.of(start):
             # What is computed is what is expected.
-            self.memory.full[slots[start:]] = seat.prefixes.first(length)[start:]
+            written = seat.prefixes.first(length)[start:]
+            self.memory.full[slots[start:]] = written
+            self.ledger.wrote(slots[start:].tolist(), written.tolist())
             return seat.prefixes.of(length)
         for position in range(start, length):
             token = int(given[first + position - start])
@@ -418,6 +433,8 @@ class Worker(Fake):
         if bonus < 0:
             self._bad("verify", seat, "bonus token", bonus)
             return None
+        if bonus != (expected := seat.prefixes.token(length)):
+            self._content("verify", "input", seat, length, slots[0], expected, bonus)
         before, token = [], bonus
         for j, slot in enumerate(slots):
             if j >= seat.accepted:
@@ -525,15 +542,24 @@ class Worker(Fake):
     def _write(self, access: Any, seat: Seat, slot: int, kv: int) -> None:
         memory = self.memory
         memory.full[slot] = kv
+        self.ledger.wrote((slot,), (kv,))
+        if kv == REJECTED:
+            memory.drafted_by["full", slot] = _owner(seat)
         if memory.mapping is not None:
             access.read(memory.mapping, [slot], seat.matters)
-            memory.window[int(access.host(memory.mapping)[slot])] = kv
+            within = int(access.host(memory.mapping)[slot])
+            memory.window[within] = kv
+            if kv == REJECTED:
+                memory.drafted_by["window", within] = _owner(seat)
 
     def _content(self, phase: str, pool: str, seat: Seat, position: int, slot: int, expected: int, actual: int) -> None:
         rid = str(seat.request.rid)
         if seat.is_read and (rid, "content") not in self._reported:  # what follows from the first says no more
             self._reported.add((rid, "content"))
-            self.records.append(Content(phase, pool, rid, position, slot, expected, actual))
+            freed = self.ledger.freed_under(slot, expected) if pool == "full" else None
+            if actual == REJECTED and self.memory.drafted_by.get((pool, slot)) != _owner(seat):
+                actual = REJECTED_OF_OTHERS
+            self.records.append(Content(phase, pool, rid, position, slot, expected, actual, freed))
 
     def _bad(self, phase: str, seat: Seat, name: str, value: int) -> None:
         rid = str(seat.request.rid)
