@@ -38,7 +38,7 @@ def cases() -> list[tuple[str, str]]:
     found = [(OLD, ""), (NEW, "")]
     for defect in of_fakes:
         name = f"{defect.id}+{defect.covered_by}" if defect.covered_by else defect.id
-        found.append((NEW if defect.id.startswith("R") else OLD, name))
+        found.append((OLD if defect.id[0] in "PQ" else NEW, name))
     return found
 
 
