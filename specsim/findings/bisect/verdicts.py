@@ -116,7 +116,7 @@ class FileQuestion:
         if outcome.state is tier.State.SHOWN:
             self._meaning = self._meaning or outcome.meaning
             return RevisionVerdict(State.BAD, outcome.what, outcome.code, outcome.blamed)
-        why = f"{stored.rule} holds"
+        why = f"{tier.label_of(TIERS[stored.tier].rules, stored.rule)} holds"
         if outcome.state is tier.State.NOT_RUN:
             return _skipped(outcome.reason)
         if outcome.before:
