@@ -222,7 +222,7 @@ class ToyScheduler:
         if self.defect == "never ends":
             return
         if self.defect == "content":
-            self.seen.contents.append(WrongContent(request.rid, "verify", "full", 1, 3, 7, "another request"))
+            self.seen.contents.append(WrongContent(request.rid, "verify", "full", 1, 7, "another request"))
         if self.defect == "race":
             self.seen.device.append(Broken("S2", "row:write:read", "an order", "none"))
         tokens = decode((*request.prompt, *request.outputs), accepted)

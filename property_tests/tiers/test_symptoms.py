@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specsim.findings.comparison import Baseline, Reach, baseline_of, bring_forward, compare
+from specsim.findings.comparison import Baseline, Reach, bring_forward, compare
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.answers import Counts
 from specsim.tiers.scheduler.forks import Ran, Wanted
@@ -145,7 +145,7 @@ def test_a_symptom_of_what_is_met_more_often_stays_one() -> None:
 
 
 def test_a_baseline_of_a_verdict_has_its_symptoms() -> None:
-    there = baseline_of("b", verdict([finding(RACE)], [finding(LEAK, RACE)]).to_json())
+    there = Baseline.of_verdict("b", verdict([finding(RACE)], [finding(LEAK, RACE)]).to_json())
     assert [there.signatures, there.symptoms] == [frozenset({RACE}), frozenset({LEAK})]
 
 

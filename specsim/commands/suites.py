@@ -237,13 +237,13 @@ def _version(asked: Asked) -> str | None:
 
 def _with_triage(asked: Asked, version: str, findings: list[Finding]) -> list[Finding]:
     """Findings of an engine or a package, with what is known of them publicly."""
-    from specsim.engines.target import CheckoutTarget, PackageTarget
+    from specsim.engines.target import PackageTarget
     from specsim.engines.triage import triage_line
     from specsim.findings.explain import fixtures_of
 
     target = asked.target
     engine = target.package if isinstance(target, PackageTarget) else "sglang"
-    is_release = not isinstance(target, CheckoutTarget) and not getattr(target, "path", "") and not asked.mutant
+    is_release = bool(getattr(target, "version", "")) and not asked.mutant
     shown: dict[str, list[str]] = {}
     if not is_release and any(found.fixture for found in findings) and asked.fixtures is not None:
         prefix = f"{engine}=="
@@ -295,7 +295,7 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
     """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for what it has.
     Nothing is shrunk there. Raises NoVerdictError when it has no verdict.
     """
-    from specsim.findings.comparison import baseline_of as baseline_of_verdict
+    from specsim.findings.comparison import Baseline
     from specsim.findings.matrix import check_one, end
 
     alike = {name: value for name, value in options.items() if name not in ("--attempts", "--no-shrink")}
@@ -307,7 +307,7 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
         if not column.verdict or column.verdict["verdict"] == "error":
             why = column.why or "nothing of it could be checked"
             raise NoVerdictError(f"the baseline {target.text} cannot be checked: {why}")
-        return baseline_of_verdict(target.text, column.verdict)
+        return Baseline.of_verdict(target.text, column.verdict)
 
     with ThreadPoolExecutor(1) as pool:
         checked = pool.submit(check_one, target.text, arguments, seconds, on_start=processes.append)

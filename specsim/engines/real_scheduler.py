@@ -227,7 +227,6 @@ class WrongContent:
     phase: str
     pool: str
     position: int
-    length: int
     slot: int
     holds: str
     freed_by: str = ""

@@ -14,7 +14,7 @@ from typing import Any
 import specsim
 from specsim.errors import UsageError
 from specsim.files import read_json, write_json
-from specsim.findings.comparison import Baseline, Reach, baseline_of, drawn_alike, reach_of
+from specsim.findings.comparison import Baseline, Reach, drawn_alike, reach_of
 from specsim.tiers.not_run import is_absent
 from specsim.verdict import FORMAT as VERDICT_FORMAT
 
@@ -38,7 +38,7 @@ def load(path: Path) -> Baseline:
         if not isinstance(finding, dict) or not isinstance(finding.get("signature"), str):
             raise UsageError(f"the baseline {path}: findings[{number}] has no signature", REMEDY)
     if kind == VERDICT_FORMAT:
-        return baseline_of(str(path), data)
+        return Baseline.of_verdict(str(path), data)
     own, followed = (
         frozenset(one["signature"] for one in data["findings"] if bool(one.get("follows")) is follows)
         for follows in (False, True)
@@ -65,7 +65,7 @@ def _reach(path: Path, data: Mapping[str, Any]) -> Reach:
 def save(path: Path, verdict: Mapping[str, Any], kept: Iterable[str]) -> None:
     """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be checked."""
     entries = [{"signature": signature} for signature in kept]
-    schedules = drawn_alike(verdict)
+    schedules = drawn_alike({suite["name"]: suite["schedules"] for suite in verdict["suites"]})
     entries += [_entry(found, schedules) for found in (*verdict["findings"], *verdict.get("symptoms", ()))]
     entries.sort(key=lambda entry: str(entry["signature"]))
     reach = reach_of(verdict["suites"])

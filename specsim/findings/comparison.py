@@ -90,26 +90,23 @@ class Baseline:
     def known(self) -> frozenset[str]:
         return self.signatures | self.symptoms
 
-
-def baseline_of(name: str, verdict: Mapping[str, Any]) -> Baseline:
-    """What the JSON of a verdict knows."""
-    found, followed = (
-        frozenset(one["signature"] for one in verdict.get(part, ())) for part in ("findings", "symptoms")
-    )
-    schedules = drawn_alike(verdict)
-    shown = [*verdict.get("findings", ()), *verdict.get("symptoms", ())]
-    hits = {one["signature"]: one["count"] for one in shown if _tier_of(one["signature"]) in schedules}
-    return Baseline(name, found, reach_of(verdict.get("suites", ())), followed, hits, schedules)
-
-
-def drawn_alike(verdict: Mapping[str, Any]) -> dict[str, int]:
-    """By tier how many schedules the JSON of a verdict has that were drawn alike, each by itself."""
-    counts = {suite["name"]: suite["schedules"] for suite in verdict.get("suites", ())}
-    return {tier: count for tier, count in counts.items() if count and tier in TIERS and TIERS[tier].draws_alike}
+    @classmethod
+    def of_verdict(cls, name: str, verdict: Mapping[str, Any]) -> Baseline:
+        """What the JSON of a verdict knows."""
+        findings, symptoms, suites = (verdict.get(part, ()) for part in ("findings", "symptoms", "suites"))
+        schedules = drawn_alike({suite["name"]: suite["schedules"] for suite in suites})
+        hits = {
+            one["signature"]: one["count"]
+            for one in (*findings, *symptoms)
+            if one["signature"].partition(":")[0] in schedules
+        }
+        own, followed = (frozenset(one["signature"] for one in part) for part in (findings, symptoms))
+        return cls(name, own, reach_of(suites), followed, hits, schedules)
 
 
-def _tier_of(signature: str) -> str:
-    return signature.partition(":")[0]
+def drawn_alike(schedules: Mapping[str, int]) -> dict[str, int]:
+    """Of how many schedules there were by tier those that were drawn alike, each by itself."""
+    return {tier: count for tier, count in schedules.items() if count and tier in TIERS and TIERS[tier].draws_alike}
 
 
 def bring_forward(verdict: Verdict, baseline: Baseline) -> None:
@@ -141,12 +138,12 @@ def compare(verdict: Verdict, baseline: Baseline, shown_absent: Collection[str] 
         and not here.why_not(one)
         and not is_known_in(verdict.target, one)
     }
-    risen = _risen(verdict, data, baseline)
+    risen = more_often(verdict, baseline)
     undecided = {one for one in found - set(known) - set(shown_absent) if not _could_show(reach, one)}
     return Compared(
         name=baseline.name,
         new=tuple(sorted(found - set(known) - undecided)),
-        known=tuple(sorted((found & set(known)) - set(risen))),
+        known=tuple(sorted((found & set(known)) - risen.keys())),
         gone=tuple(sorted(judged)),
         not_judged=tuple(sorted(missing - judged)),
         not_compared=tuple(sorted(undecided)),
@@ -156,9 +153,9 @@ def compare(verdict: Verdict, baseline: Baseline, shown_absent: Collection[str] 
     )
 
 
-def _risen(verdict: Verdict, data: Mapping[str, Any], baseline: Baseline) -> dict[str, str]:
+def more_often(verdict: Verdict, baseline: Baseline) -> dict[str, str]:
     """The findings that a baseline has, too, and that are met more often than chance explains; and how often."""
-    here = drawn_alike(data)
+    here = drawn_alike({suite.name: suite.schedules for suite in verdict.suites})
     compared = [
         one
         for one in verdict.findings
@@ -170,11 +167,6 @@ def _risen(verdict: Verdict, data: Mapping[str, Any], baseline: Baseline) -> dic
         if is_rise(*counts, len(compared)):
             risen[one.signature] = "{} of {} schedules, and {} of {} of the baseline".format(*counts)
     return risen
-
-
-def more_often(verdict: Verdict, baseline: Baseline) -> dict[str, str]:
-    """How often those findings of a verdict are met that are met more often than on a baseline, by more than chance."""
-    return _risen(verdict, verdict.to_json(), baseline)
 
 
 def _could_show(reach: Reach, signature: str) -> bool:

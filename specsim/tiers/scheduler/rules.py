@@ -98,8 +98,9 @@ def signature_of(rule: str, part: str) -> str:
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """A rule that a schedule breaks. `part` is what is to blame, without line numbers; `who` the request; `where` is
-    FILE:LINE or ""; `harmless` says that no token was wrong; `at` are the operations
-    that are to blame, in a schedule that was recorded; `slot` of the full pool was read for `position`, -1 for none.
+    FILE:LINE or ""; `harmless` says that no token was wrong; `at` are the operations that are to blame, in a schedule
+    that was recorded; `slot` of the full pool was read for `position`, -1 for none; `when` is the iteration in which it
+    was seen, -1 for at the end.
     """
 
     rule: str

@@ -598,7 +598,6 @@ def _content(record: Content) -> WrongContent:
         phase=record.phase,
         pool=record.pool,
         position=record.position,
-        length=record.position + 1,
         slot=record.slot,
         holds=holds,
         where=_below(record.freed.file, record.freed.line) if record.freed is not None else "",
