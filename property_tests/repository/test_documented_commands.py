@@ -139,6 +139,7 @@ def test_every_command_and_snippet_does_what_the_page_says(page: str, tmp_path: 
         "PYTEST_PLUGINS": "specsim.pytest_plugin",
         "PATH": os.pathsep.join([str(programs(tmp_path)), os.environ["PATH"]]),
         "TRITON_INTERPRET": "1",
+        "COLUMNS": "200",  # as in a pipe: pytest-xdist has set it to 80
     }
     environment.pop("HYPOTHESIS_PROFILE")
     for block in blocks(page):
