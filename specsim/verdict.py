@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -109,7 +109,9 @@ class Finding:
     `blame`      of the ops tier: "kernel", wrong as documented, or "caller", which calls a right one wrongly
     `arguments`  of the ops tier: a line for each argument of the smallest case, small tensors whole
     `fixture`    the replay file of a known finding that shows this one here, "" for none
-    `follows`    the signature that came before this one in every schedule that showed it, "" where one shows it first
+    `follows`    the signature that came before this one in every schedule that showed it, or is of the same missing
+                 wait; "" for a finding
+    `wait`       the wait that a race lacks, "STREAM for STREAM"; "" for what is no race
     """
 
     rule: str
@@ -134,6 +136,7 @@ class Finding:
     arguments: tuple[str, ...] = ()
     follows: str = ""
     fixture: str = ""
+    wait: str = ""
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
@@ -162,6 +165,22 @@ def with_severity_of_symptoms(findings: Sequence[Finding]) -> list[Finding]:
         return min((one.severity, *(other.severity for other in after)), key=severities.index)
 
     return [replace(one, severity=severity(one)) for one in findings]
+
+
+def of_one_wait(findings: Sequence[Finding], known: Collection[str]) -> dict[str, str]:
+    """By signature of a race the one of the same missing wait that stands for it, the most severe and most frequent of
+    them. What is `known`, or has a replay file of its own, stands for itself alone.
+    """
+    races: dict[str, list[Finding]] = {}
+    for one in findings:
+        if one.wait and not one.fixture and one.signature not in known:
+            races.setdefault(one.wait, []).append(one)
+    severities = list(Severity)
+    stands: dict[str, str] = {}
+    for same in races.values():
+        first, *others = sorted(same, key=lambda one: (severities.index(one.severity), -one.count, one.signature))
+        stands |= dict.fromkeys((one.signature for one in others), first.signature)
+    return stands
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:

@@ -124,6 +124,7 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "arguments",
         "fixture",
         "follows",
+        "wait",
     }
     assert finding["severity"] == "wrong-result"
     assert finding["reach"] == "unknown"

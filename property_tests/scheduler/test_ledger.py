@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from specsim.engines.sglang.scheduler.ledger import Ledger
@@ -14,8 +15,12 @@ from specsim.engines.sglang.scheduler.ledger import Ledger
 KV, OTHER = 7, 8
 RELEASE = """
 class Allocator:
+    page_size = 1
+    free_pages = torch.tensor([], dtype=torch.int64)
+
     def free(self, indices):
         freed.append(indices)
+        self.free_pages = torch.cat((self.free_pages, indices // self.page_size))
 
     def free_group_end(self):
         self.free(freed[-1])
@@ -28,7 +33,7 @@ def finished(allocator, indices):
 
 def release(freed: list[Any]) -> tuple[Any, Callable[..., None]]:
     """An allocator in a file of allocators, and a function of another file that frees by it."""
-    names: dict[str, Any] = {"freed": freed}
+    names: dict[str, Any] = {"freed": freed, "torch": torch}
     for text, file in ((RELEASE, "/r/mem_cache/allocator.py"), (CACHES, "/r/mem_cache/radix.py")):
         code: CodeType = compile(text, file, "exec")
         exec(code, names)
@@ -39,8 +44,12 @@ def device(*pending: Any) -> Any:
     return SimpleNamespace(current=SimpleNamespace(queue=deque(pending)))
 
 
+def ledger_of(device: Any, twice: list[tuple[int, str]] | None = None) -> Ledger:
+    return Ledger(device, lambda slot, by: (twice if twice is not None else []).append((slot, by.function)))
+
+
 def test_who_frees_is_the_caller_outside_the_allocators() -> None:
-    ledger, (allocator, finished) = Ledger(device()), release([])
+    ledger, (allocator, finished) = ledger_of(device()), release([])
     ledger.watch(allocator)
     ledger.wrote((3, 4), (KV, KV))
     finished(allocator, torch.tensor([3]))
@@ -51,7 +60,7 @@ def test_who_frees_is_the_caller_outside_the_allocators() -> None:
 
 
 def test_what_was_freed_before_is_nobodys_doing() -> None:
-    ledger, (allocator, finished) = Ledger(device()), release([])
+    ledger, (allocator, finished) = ledger_of(device()), release([])
     ledger.watch(allocator)
     assert ledger.freed_under(3, KV) is None
     finished(allocator, torch.tensor([3]))
@@ -65,7 +74,7 @@ def test_what_was_freed_before_is_nobodys_doing() -> None:
 
 def test_what_a_group_frees_at_its_end_was_freed_by_whoever_asked() -> None:
     freed: list[Any] = []
-    ledger, (allocator, finished) = Ledger(device()), release(freed)
+    ledger, (allocator, finished) = ledger_of(device()), release(freed)
     ledger.watch(allocator)
     finished(allocator, torch.tensor([3]))
     ledger.wrote((3,), (KV,))
@@ -83,7 +92,7 @@ def test_slots_are_read_behind_what_is_launched() -> None:
         slots.fill_(3)
 
     operation = SimpleNamespace(run=run)
-    ledger, (allocator, finished) = Ledger(device(operation)), release([])
+    ledger, (allocator, finished) = ledger_of(device(operation)), release([])
     ledger.watch(allocator)
     ledger.wrote((3,), (KV,))
     finished(allocator, slots)
@@ -91,3 +100,27 @@ def test_slots_are_read_behind_what_is_launched() -> None:
     operation.run(None)
     assert ran == ["run"]
     assert ledger.freed_under(3, KV) is not None
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_is_freed_while_it_is_free_is_told_with_who_frees_it(page_size: int) -> None:
+    twice: list[tuple[int, str]] = []
+    ledger, (allocator, finished) = ledger_of(device(), twice), release([])
+    allocator.page_size = page_size
+    ledger.watch(allocator)
+    finished(allocator, torch.tensor([4]))
+    assert twice == []
+    finished(allocator, torch.tensor([8, 4]))
+    assert twice == [(4, "finished")]
+
+
+def test_a_slot_holds_nothing_until_somebody_writes_to_it_again() -> None:
+    ledger, (allocator, finished) = ledger_of(device()), release([])
+    allocator.page_size = 4
+    ledger.watch(allocator)
+    assert ledger.is_unwritten(5)
+    ledger.wrote((5, 9), (KV, KV))
+    finished(allocator, torch.tensor([4]))
+    assert [ledger.is_unwritten(slot) for slot in (5, 9)] == [True, False]
+    ledger.wrote((5,), (OTHER,))
+    assert not ledger.is_unwritten(5)

@@ -3,7 +3,8 @@
     python -m property_tests.support.planted_findings OUT [--schedules 100] [--jobs 2] [--only P07 ...]
 
 Each line of the file OUT is a release with a defect, or none in it; a line that is there is not made again. Then the
-table: things seen that the release does not show by itself, and how many of them are findings, not symptoms of one.
+table: things seen that the release does not show by itself, and what of them a check says beside the release as its
+baseline: new findings, and those that are met more often.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from specsim.engines.load import load_scheduler
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.planted import planted, worker_of
 from specsim.engines.target import ReleaseTarget
+from specsim.findings.comparison import Baseline, bring_forward, compare
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.tiers.scheduler.answers import Counts
 from specsim.tiers.scheduler.forks import Starters, wanted
-from specsim.verdict import NotRun
+from specsim.verdict import Finding, NotRun, Severity, Suite, Verdict
 
 OLD, NEW = FEW[2], RELEASES[-1]
 SECONDS = 60.0
@@ -54,16 +56,52 @@ def measured(release: str, defect: str, schedules: int) -> Row:
         starters.close()
     follows = {signature: counts.follows(signature) for signature in sorted(counts.hits)}
     hits = {signature: counts.hits[signature].count for signature in follows}
-    return {"release": release, "defect": defect, "schedules": counts.schedules, "hits": hits, "follows": follows}
+    waits = {signature: wait for signature in follows if (wait := counts.hits[signature].violation.wait)}
+    shown = {"hits": hits, "follows": follows, "waits": waits}
+    return {"release": release, "defect": defect, "schedules": counts.schedules, **shown}
+
+
+def verdict_of(row: Row) -> Verdict:
+    """What a check says of it."""
+    findings = [
+        Finding(
+            rule="",
+            sentence="",
+            title="",
+            signature=signature,
+            tier="scheduler",
+            severity=Severity.LEAK,
+            reach="unknown",
+            where="",
+            expected="",
+            actual="",
+            replay="",
+            count=row["hits"][signature],
+            follows=follows,
+            wait=row["waits"].get(signature, ""),
+        )
+        for signature, follows in row["follows"].items()
+    ]
+    return Verdict(
+        row["release"],
+        0,
+        [Suite("scheduler", schedules=row["schedules"])],
+        [one for one in findings if not one.follows],
+        symptoms=[one for one in findings if one.follows],
+    )
 
 
 def beside(row: Row, base: Row) -> tuple[list[str], list[str]]:
-    """What a row shows that the release itself does not, and what of it is a finding: no symptom, or one of something
-    that the release itself shows.
+    """What a row shows that the release itself does not, and what of it is a finding beside it as the baseline, or was
+    met more often than on it.
     """
-    own = base["follows"]
-    seen = [signature for signature in row["follows"] if signature not in own]
-    return seen, [signature for signature in seen if not (cause := row["follows"][signature]) or cause in own]
+    here, baseline = verdict_of(row), Baseline.of_verdict("", verdict_of(base).to_json())
+    bring_forward(here, baseline, is_counted=True)
+    compared = compare(here, baseline)
+    return [signature for signature in row["follows"] if signature not in base["follows"]], [
+        *compared.new,
+        *compared.risen,
+    ]
 
 
 def table(rows: list[Row]) -> list[str]:

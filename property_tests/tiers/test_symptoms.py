@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ from specsim.tiers.scheduler.answers import Counts
 from specsim.tiers.scheduler.forks import Ran, Wanted
 from specsim.tiers.scheduler.rules import Violation, signature_of
 from specsim.tiers.scheduler.schedule import Record
-from specsim.verdict import Finding, Severity, Suite, Verdict, with_severity_of_symptoms
+from specsim.verdict import Finding, Severity, Suite, Verdict, of_one_wait, with_severity_of_symptoms
 
 RACE, CONTENT, LEAK = (signature_of(rule.id, "x") for rule in (rules.RACE, rules.CONTENT_READ, rules.LEAK_AT_IDLE))
 SIGNATURES = [signature_of(rule, part) for rule in (*rules.CAUSES[:6], "I24") for part in ("x", "y")]
@@ -110,8 +112,8 @@ def finding(signature: str, follows: str = "", hits: int = 4, severity: Severity
     )
 
 
-def verdict(findings: list[Finding], symptoms: list[Finding]) -> Verdict:
-    return Verdict("t", 0, [Suite("scheduler", schedules=9)], findings, symptoms=symptoms)
+def verdict(findings: list[Finding], symptoms: list[Finding], schedules: int = 9) -> Verdict:
+    return Verdict("t", 0, [Suite("scheduler", schedules=schedules)], findings, symptoms=symptoms)
 
 
 def baseline(*signatures: str, symptoms: tuple[str, ...] = ()) -> Baseline:
@@ -121,7 +123,7 @@ def baseline(*signatures: str, symptoms: tuple[str, ...] = ()) -> Baseline:
 def test_a_symptom_that_a_baseline_has_only_the_cause_of_is_new() -> None:
     here = verdict([finding(RACE)], [finding(LEAK, RACE)])
     there = baseline(RACE)
-    bring_forward(here, there)
+    bring_forward(here, there, is_counted=False)
     assert compare(here, there).new == (LEAK,)
     assert here.symptoms == []
 
@@ -129,7 +131,7 @@ def test_a_symptom_that_a_baseline_has_only_the_cause_of_is_new() -> None:
 def test_a_symptom_stays_one_where_its_cause_is_new_or_the_baseline_has_it_too() -> None:
     for there in (baseline(), baseline(RACE, symptoms=(LEAK,)), baseline(RACE, LEAK)):
         here = verdict([finding(RACE)], [finding(LEAK, RACE)])
-        bring_forward(here, there)
+        bring_forward(here, there, is_counted=False)
         assert [one.signature for one in here.symptoms] == [LEAK]
         compared = compare(here, there)
         assert LEAK not in (*compared.new, *compared.gone)
@@ -139,14 +141,50 @@ def test_a_symptom_of_what_is_met_more_often_stays_one() -> None:
     hits, schedules = {RACE: 1}, {"scheduler": 99}
     there = replace(baseline(RACE), hits=hits, schedules=schedules)
     here = verdict([finding(RACE, hits=9)], [finding(LEAK, RACE)])
-    bring_forward(here, there)
+    bring_forward(here, there, is_counted=False)
     compared = compare(here, there)
     assert (compared.new, compared.risen, [one.signature for one in here.symptoms]) == ((), (RACE,), [LEAK])
+
+
+@pytest.mark.parametrize(("hits", "new"), [(1, ()), (9, ()), (10, (LEAK,))])
+def test_a_symptom_that_is_rare_stays_one_beside_other_schedules(hits: int, new: tuple[str, ...]) -> None:
+    there = replace(baseline(RACE), hits={RACE: 40}, schedules={"scheduler": 100})
+    here = verdict([finding(RACE, hits=40)], [finding(LEAK, RACE, hits)], schedules=100)
+    bring_forward(here, there, is_counted=True)
+    assert compare(here, there).new == new
 
 
 def test_a_baseline_of_a_verdict_has_its_symptoms() -> None:
     there = Baseline.of_verdict("b", verdict([finding(RACE)], [finding(LEAK, RACE)]).to_json())
     assert [there.signatures, there.symptoms] == [frozenset({RACE}), frozenset({LEAK})]
+
+
+def race(name: str, wait: str, hits: int = 1, **fields: Any) -> Finding:
+    return replace(finding(f"scheduler:S2:race:{name}", hits=hits), wait=wait, **fields)
+
+
+def test_races_of_one_missing_wait_are_one_finding() -> None:
+    races = [race("a", "y for x", 3), race("b", "y for x", 9), race("c", "x for y"), race("d", "y for x", 9)]
+    a, b, _c, d = (one.signature for one in races)
+    assert of_one_wait(races, ()) == {a: b, d: b}
+    assert of_one_wait(races, {b}) == {a: d}
+    assert of_one_wait([*races, race("e", "y for x", severity=Severity.WRONG_RESULT)], ()).keys() == {a, b, d}
+    assert of_one_wait([replace(one, fixture="known.json") for one in races], ()) == {}
+    assert of_one_wait([finding(LEAK), finding(CONTENT)], ()) == {}
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_new_races_of_one_missing_wait_are_one_new_finding_beside_a_known_one(is_counted: bool) -> None:
+    known, new, other = race("known", "y for x", 20), race("new", "y for x", 30), race("other", "y for x", 40)
+    leak, hidden = finding(LEAK, new.signature, 5), replace(other, follows=known.signature)
+    here = verdict([known, new], [leak, hidden], schedules=100)
+    there = replace(baseline(known.signature), hits={known.signature: 20}, schedules={"scheduler": 100})
+    bring_forward(here, there, is_counted=is_counted)
+    compared = compare(here, there)
+    assert (compared.known, compared.new, compared.risen) == ((known.signature,), (other.signature,), ())
+    assert {one.signature: one.follows for one in here.symptoms} == dict.fromkeys(
+        (new.signature, LEAK), other.signature
+    )
 
 
 def test_a_finding_is_as_severe_as_what_comes_after_it_most_often() -> None:

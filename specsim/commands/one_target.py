@@ -84,6 +84,7 @@ def check_one_target(
     if beside is None or isinstance(beside, Path):
         verdict = verdict_of(asked)
         if beside is not None:
+            bring_forward(verdict, stored, is_counted=True)
             _compare(verdict, stored, asked)
         if update_baseline:
             verdict.not_checked = ()
@@ -132,7 +133,7 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
         except NoVerdictError as error:
             verdict.not_compared = str(error)
             return verdict
-        bring_forward(verdict, baseline)
+        bring_forward(verdict, baseline, is_counted=False)
         shown, absent = replayed(verdict, baseline, beside, asked, deadline)
         _compare(verdict, replace(baseline, signatures=baseline.signatures | shown), asked, absent)
         assert verdict.baseline is not None
@@ -145,7 +146,6 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
 
 def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozenset[str] = frozenset()) -> None:
     """Note in a verdict what is new beside a baseline, and what keeps it from passing."""
-    bring_forward(verdict, baseline)
     verdict.baseline = compare(verdict, baseline, absent)
     told = dict.fromkeys(verdict.baseline.new, f"new here: {baseline.name} does not have it")
     told |= {signature: f"more often here: {counts}" for signature, counts in more_often(verdict, baseline).items()}

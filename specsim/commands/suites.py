@@ -18,7 +18,16 @@ import specsim
 from specsim.commands import skipped_operations
 from specsim.errors import UsageError
 from specsim.findings.selection import EVERYTHING, Selection
-from specsim.verdict import FAILS_BY_DEFAULT, FailOn, Finding, NotRun, Suite, Verdict, with_severity_of_symptoms
+from specsim.verdict import (
+    FAILS_BY_DEFAULT,
+    FailOn,
+    Finding,
+    NotRun,
+    Suite,
+    Verdict,
+    of_one_wait,
+    with_severity_of_symptoms,
+)
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -143,6 +152,11 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     if version is not None:
         found = _with_triage(asked, version, found)
         verdict.version = "" if isinstance(asked.target, ReleaseTarget) else version or "unknown"
+    stands = of_one_wait([finding for finding in found if not finding.follows], asked.known)
+    found = [
+        replace(finding, follows=stands.get(finding.signature) or stands.get(finding.follows, finding.follows))
+        for finding in found
+    ]
     found = with_severity_of_symptoms(found)
     found.sort(key=lambda finding: finding.order_key)
     ignored = {finding.signature for finding in found if asked.selection.ignores(finding)}

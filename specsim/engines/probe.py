@@ -18,7 +18,8 @@ from specsim.choices.chooser import Chooser
 class Broken:
     """A rule that a case broke: `what` in a few words, what is right and what was seen, and lines for a reader.
 
-    `where` and `source_hash` are of the code to blame, "" for the probe's own function.
+    `where` and `source_hash` are of the code to blame, "" for the probe's own function; `wait` is what a race lacks,
+    "STREAM for STREAM", "" for what is none.
     """
 
     rule: str
@@ -28,6 +29,7 @@ class Broken:
     details: tuple[str, ...] = ()
     where: str = ""
     source_hash: str = ""
+    wait: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ be run here, or was hardly run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,7 +15,7 @@ from specsim.engines.triage import is_known_in
 from specsim.findings.chance import is_rise
 from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_mistake, is_rest
 from specsim.tiers.registry import TIERS
-from specsim.verdict import Changed, Compared, FailOn, NotRun, Verdict
+from specsim.verdict import Changed, Compared, FailOn, Finding, NotRun, Verdict, of_one_wait
 
 GONE = "it is not there any more"
 
@@ -109,14 +109,23 @@ def drawn_alike(schedules: Mapping[str, int]) -> dict[str, int]:
     return {tier: count for tier, count in schedules.items() if count and tier in TIERS and TIERS[tier].draws_alike}
 
 
-def bring_forward(verdict: Verdict, baseline: Baseline) -> None:
+def bring_forward(verdict: Verdict, baseline: Baseline, *, is_counted: bool) -> None:
     """Make findings of those symptoms that a baseline does not have at all, though it has what they come after, and no
-    less often: that does not explain them.
+    less often: that does not explain them. With `is_counted` the schedules of the two may be others, so that they must
+    be met more often than chance explains, too; else the baseline is asked by a replay. Races of one missing wait are
+    one finding.
     """
     same = baseline.known - more_often(verdict, baseline).keys()
     own = [one for one in verdict.symptoms if one.signature not in baseline.known and one.follows in same]
-    verdict.symptoms = [one for one in verdict.symptoms if one not in own]
-    verdict.findings = sorted((*verdict.findings, *own), key=lambda finding: finding.order_key)
+    if is_counted:
+        own = [one for one, _counts in _risen(own, verdict, baseline)]
+    findings = [*verdict.findings, *own]
+    stands = of_one_wait(findings, baseline.known)
+    symptoms = [one for one in verdict.symptoms if one not in own]
+    symptoms += [replace(one, follows=stands[one.signature]) for one in findings if one.signature in stands]
+    verdict.symptoms = [replace(one, follows=stands.get(one.follows, one.follows)) for one in symptoms]
+    left = (one for one in findings if one.signature not in stands)
+    verdict.findings = sorted(left, key=lambda finding: finding.order_key)
 
 
 def compare(verdict: Verdict, baseline: Baseline, shown_absent: Collection[str] = ()) -> Compared:
@@ -155,18 +164,23 @@ def compare(verdict: Verdict, baseline: Baseline, shown_absent: Collection[str] 
 
 def more_often(verdict: Verdict, baseline: Baseline) -> dict[str, str]:
     """The findings that a baseline has, too, and that are met more often than chance explains; and how often."""
+    there = [one for one in verdict.findings if one.signature in baseline.known]
+    return {
+        one.signature: "{} of {} schedules, and {} of {} of the baseline".format(*counts)
+        for one, counts in _risen(there, verdict, baseline)
+    }
+
+
+def _risen(
+    findings: Iterable[Finding], verdict: Verdict, baseline: Baseline
+) -> Iterator[tuple[Finding, tuple[int, int, int, int]]]:
+    """Of these the ones that are met more often than chance explains: hits and schedules here, and there."""
     here = drawn_alike({suite.name: suite.schedules for suite in verdict.suites})
-    compared = [
-        one
-        for one in verdict.findings
-        if one.signature in baseline.known and one.tier in here and one.tier in baseline.schedules
-    ]
-    risen = {}
+    compared = [one for one in findings if one.tier in here and one.tier in baseline.schedules]
     for one in compared:
         counts = one.count, here[one.tier], baseline.hits.get(one.signature, 0), baseline.schedules[one.tier]
         if is_rise(*counts, len(compared)):
-            risen[one.signature] = "{} of {} schedules, and {} of {} of the baseline".format(*counts)
-    return risen
+            yield one, counts
 
 
 def _could_show(reach: Reach, signature: str) -> bool:

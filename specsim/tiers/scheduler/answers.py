@@ -360,6 +360,7 @@ def finding_of(
         details=tuple(details),
         follows=follows,
         fixture=hit.fixture,
+        wait=violation.wait,
     )
     if violation.harmless:  # a race in which no token was wrong
         finding = replace(finding, severity=Severity.METRIC)

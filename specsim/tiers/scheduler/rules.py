@@ -67,6 +67,7 @@ CAUSES = tuple(
         PenaltyCounts.rule,
         DraftContent.rule,
         LENGTHS,
+        FREE_SLOT,
         CONTENT_READ,
         DEVICE_EXCEPTION,
         HOST_EXCEPTION,
@@ -74,7 +75,6 @@ CAUSES = tuple(
         LOGPROB_ROWS,
         TREE_CONTENT,
         STALE_RESULT,
-        FREE_SLOT,
         ROW_OWNER,
         LEAK_AT_IDLE,
     )
@@ -100,7 +100,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """A rule that a schedule breaks. `part` is what is to blame, without line numbers; `who` the request; `where` is
     FILE:LINE or ""; `harmless` says that no token was wrong; `at` are the operations that are to blame, in a schedule
     that was recorded; `slot` of the full pool was read for `position`, -1 for none; `when` is the iteration in which it
-    was seen, -1 for at the end.
+    was seen, -1 for at the end; `wait` the one that a race lacks, "STREAM for STREAM".
     """
 
     rule: str
@@ -115,6 +115,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     slot: int = -1
     position: int = -1
     when: int = -1
+    wait: str = ""
 
     @property
     def signature(self) -> str:

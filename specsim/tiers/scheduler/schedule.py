@@ -144,9 +144,8 @@ def _in_order(violations: list[Violation], end: int) -> list[Violation]:
 
 def plain_violation(violation: Violation) -> dict[str, Any]:
     """As JSON takes it, without what only a recorded schedule has."""
-    return {
-        n: value for n, value in msgspec.to_builtins(violation).items() if n not in ("at", "slot", "position", "when")
-    }
+    recorded = ("at", "slot", "position", "when", "wait")
+    return {name: value for name, value in msgspec.to_builtins(violation).items() if name not in recorded}
 
 
 def _lives(users: Users, started: StartedScheduler) -> dict[str, Life]:
@@ -208,6 +207,7 @@ def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool
             harmless=not wrong,
             at=pair,
             when=by,
+            wait=race.wait,
         )
         found.setdefault((violation.rule, violation.part), violation)
     return list(found.values())

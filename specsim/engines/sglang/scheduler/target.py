@@ -51,6 +51,7 @@ from specsim.engines.sglang.scheduler.worker import (
     UNWRITTEN,
     BadBatch,
     Content,
+    FreeTwice,
     GrammarRead,
     Penalized,
     Worker,
@@ -64,6 +65,7 @@ from specsim.lifting.changes import Function
 from specsim.rules.launches import BatchState
 from specsim.rules.liveness import DeviceException
 from specsim.rules.sampling import GrammarState, PenaltyCounts
+from specsim.rules.slots import FreeSlot
 from specsim.rules.steps import DraftContent
 from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
@@ -454,6 +456,10 @@ class Started:
             if isinstance(record, GrammarRead):
                 expected, actual = f"{record.expected} tokens read, of {record.rid}", str(record.actual)
                 self._seen.device.append(Broken(GrammarState.rule.id, "verify", expected, actual))
+            elif isinstance(record, FreeTwice):
+                actual = f"slot {record.slot} twice in the free list, once more by {record.by.function}"
+                where = _below(record.by.file, record.by.line)
+                self._seen.device.append(Broken(FreeSlot.rule.id, "free-list", "every slot once", actual, where=where))
             elif isinstance(record, BadBatch):
                 expected, actual = f"{record.expected}, one for each request of the batch", str(record.actual)
                 self._seen.device.append(Broken(BatchState.rule.id, record.name, expected, actual))
@@ -630,6 +636,7 @@ def _broken(finding: Finding) -> Broken:
             f"{_access_text(access)} from {', '.join(map(_shortened, _callers(access)))}" for access in accesses
         ),
         where=_below(blamed.file, blamed.line),
+        wait=" for ".join(access.stream for access in reversed(accesses)) if finding.kind not in _RULES else "",
     )
 
 

@@ -25,7 +25,7 @@ from specsim.engines.sglang.scheduler.fakes import Answers, Fake
 from specsim.engines.sglang.scheduler.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
 from specsim.engines.sglang.scheduler.ledger import Freed, Ledger
 
-UNWRITTEN = -1  # KV of a slot that nobody has written
+UNWRITTEN = -1  # KV of a slot that nobody has written since it was freed last
 REJECTED = -2  # KV of a draft that was rejected
 REJECTED_OF_OTHERS = -3  # of another request than the one that reads it
 
@@ -63,6 +63,14 @@ class BadBatch:
     name: str
     expected: int  # requests
     actual: int  # elements
+
+
+@dataclass(frozen=True, slots=True)
+class FreeTwice:
+    """A slot of the full pool that was freed while it was free."""
+
+    slot: int
+    by: Freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +240,14 @@ class Worker(Fake):
     def __init__(self, answers: Answers, device: Any, parts: Parts, memory: Memory, draft_tokens: int, **given: Any):
         super().__init__("draft_worker", answers, **given)
         self.device, self.parts, self.memory = device, parts, memory
-        self.ledger = Ledger(device)
+        self.ledger = Ledger(device, self._free_twice)
         self.speculative_num_draft_tokens = draft_tokens
         self.speculative_num_steps = draft_tokens - 1
         self.topk = 1
         # The event after which the next batch may rewrite the tables that a pass reads; None for the coarse barrier.
         self.last_shared_read_runner = SimpleNamespace(shared_read_done_event=None, war_fastpath_read_done_event=None)
         self.war_fastpath_runner = self.last_shared_read_runner
-        self.records: list[Content | BadValue | BadBatch | GrammarRead | Penalized] = []
+        self.records: list[Content | BadValue | BadBatch | FreeTwice | GrammarRead | Penalized] = []
         self.restart(lambda _rid, bound: bound)
 
     def restart(self, accept: Callable[[str, int], int]) -> None:
@@ -557,9 +565,16 @@ class Worker(Fake):
         if seat.is_read and (rid, "content") not in self._reported:  # what follows from the first says no more
             self._reported.add((rid, "content"))
             freed = self.ledger.freed_under(slot, expected) if pool == "full" else None
+            if pool == "full" and freed is None and self.ledger.is_unwritten(slot):
+                actual = UNWRITTEN  # what is in it was left by who had it before
             if actual == REJECTED and self.memory.drafted_by.get((pool, slot)) != _owner(seat):
                 actual = REJECTED_OF_OTHERS
             self.records.append(Content(phase, pool, rid, position, slot, expected, actual, freed))
+
+    def _free_twice(self, slot: int, by: Freed) -> None:
+        if ("", "free twice") not in self._reported:  # what follows from the first says no more
+            self._reported.add(("", "free twice"))
+            self.records.append(FreeTwice(slot, by))
 
     def _bad(self, phase: str, seat: Seat, name: str, value: int) -> None:
         rid = str(seat.request.rid)

@@ -1,0 +1,46 @@
+"""Of a planted defect a check says one thing, beside the release as it is: its cause, not what follows from it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from property_tests.support.planted_findings import NEW, OLD, Row, beside
+from specsim.isolation.environment import of_target
+from specsim.lifting.source import SourceTree
+
+SCHEDULES = 12
+DEFECTS = {
+    "memory that was freed is freed again": (OLD, "P26", "scheduler:I16:free-list"),
+    "a batch is filtered before a verification has written its lengths": (
+        OLD,
+        "Q05",
+        "scheduler:S2:race:empty-of-unwritten:ScheduleBatch.filter_batch",
+    ),
+    "the scheduler's stream does not wait for the forward pass": (NEW, "R08", "scheduler:S2:"),
+}
+
+
+@cache
+def row(version: str, defect: str) -> Row:
+    """What schedules show of a release with a defect in it; see the program."""
+    module = "property_tests.support.planted_findings"
+    command = [sys.executable, "-m", module, "-", "--schedules", str(SCHEDULES), "--one", version, defect]
+    ended = subprocess.run(command, env=of_target(), check=False, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found: Row = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_one_defect_is_one_finding(release: Callable[[str], SourceTree], name: str) -> None:
+    version, defect, cause = DEFECTS[name]
+    release(version)
+    seen, findings = beside(row(version, defect), row(version, ""))
+    assert len(seen) > len(findings)
+    assert [finding.startswith(cause) for finding in findings] == [True]
