@@ -12,7 +12,7 @@ import pytest
 
 from specsim.engines.sglang.operations import FUNCTIONS
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, load, triage_line, triage_of
+from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, known_line, load, triage_line, triage_of
 from specsim.report.matrix import linked_upstream
 from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
 from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
@@ -276,3 +276,10 @@ def test_a_status_of_a_thread_that_no_entry_names_is_an_error() -> None:
 def test_an_entry_without_a_signature_is_an_error() -> None:
     with pytest.raises(ValueError, match="1 None has no signature"):
         load('[[sglang]]\nstate = "known"\ntext = "it leaks"\n')
+
+
+def test_a_release_with_a_defect_in_it_has_nothing_that_is_known() -> None:
+    signature, release = "scheduler:I39:request", f"sglang=={RELEASES[-1]}"
+    assert known_line(release, signature)
+    for target in (f"{release} with mutant P08", "sglang==", "sglang@.", "model", "sglang"):
+        assert not known_line(target, signature)

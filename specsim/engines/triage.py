@@ -177,9 +177,11 @@ def triage_of(engine: str, signature: str, version: str | None) -> Triage | None
 
 
 def known_line(target: str, signature: str) -> str:
-    """The line of the entry of a signature that has the release ENGINE==VERSION in its span; "" where none has."""
+    """The line of the entry of a signature that has the release ENGINE==VERSION in its span; "" where none has, or the
+    target is another, such as a release with a defect in it.
+    """
     engine, _, version = target.partition("==")
-    entry = triage_of(engine, signature, version) if engine in ENGINES and version else None
+    entry = triage_of(engine, signature, version) if engine in ENGINES and is_version(version) else None
     return entry.line if entry is not None and entry.first and entry.covers(version) else ""
 
 

@@ -1,0 +1,119 @@
+"""Run as a program: what a gate of pull requests says of each planted defect, of pairs of them, and of no change.
+
+    python -m property_tests.support.planted_gates OUT [--release VERSION] [--jobs 2] [--only P07 pair seed ...]
+
+Each line of the file OUT is a check by the scheduler tier of `specsim check --ci`: of a release with a defect, or two,
+beside the release as it is; or of the release with another seed, beside its baseline file. A line that is there is not
+made again. Then the sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from property_tests.support.planted_findings import NEW, OLD, cases
+
+SCHEDULES = 100  # of the scheduler tier in --ci
+SEEDS = range(1, 21)
+PAIRED = ("P04", "P07", "P08", "P12", "P13", "P19", "P26", "P29", "P30", "Q01", "Q02", "Q03", "Q04")
+"""Defects that are found alone, in functions of their own."""
+PAIRS = random.Random(1).sample([f"{one}+{two}" for one, two in combinations(PAIRED, 2)], 20)
+Row = dict[str, Any]
+
+
+def kinds(release: str) -> list[tuple[str, str]]:
+    """(kind, what) of each check of a release."""
+    found = [("defect", defect) for of, defect in cases() if of == release and defect]
+    found += [("pair", pair) for pair in PAIRS if release == OLD]
+    return found + [("seed", str(seed)) for seed in SEEDS]
+
+
+def row(release: str, kind: str, what: str, folder: Path) -> Row:
+    out = folder / f"{release}-{kind}-{what}"
+    file = out.with_suffix(".json")
+    options = ["--only", "scheduler", "--schedules", str(SCHEDULES), "--out", str(out), "--json", str(file)]
+    if kind == "seed":
+        options += ["--seed", what, "--no-shrink", "--baseline", str(base_of(release, folder))]
+    else:
+        options += ["--ci", "--mutant", what, "--baseline", f"sglang=={release}"]
+    ended = checked(release, options)
+    data: Row = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    compared = data.get("baseline", {})
+    new = [*compared.get("new", ()), *compared.get("risen", ())]
+    said = [one for one in data.get("findings", ()) if one["signature"] in new]
+    return {
+        "release": release,
+        "kind": kind,
+        "what": what,
+        "exit": ended.returncode if data else None,
+        "new": new,
+        "known": [one["triage"] for one in said if one["triage"].startswith("known")],
+        "said": "" if data else ended.stderr[-300:],
+    }
+
+
+def base_of(release: str, folder: Path) -> Path:
+    return folder / f"base-{release}.json"
+
+
+def checked(release: str, options: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "specsim", "dev", "check", f"sglang=={release}", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def sums(rows: list[Row]) -> list[str]:
+    lines = []
+    for kind in ("defect", "pair", "seed"):
+        of = [one for one in rows if one["kind"] == kind]
+        failed, known = sum(one["exit"] == 1 for one in of), sum(bool(one["known"]) for one in of)
+        lines.append(f"{kind}: {failed} of {len(of)} exit 1, of {known} a new finding is called known")
+    alone = {one["what"]: set(one["new"]) for one in rows if one["kind"] == "defect"}
+    pairs = [one for one in rows if one["kind"] == "pair"]
+    both = sum(all(alone.get(d, set()) & {*one["new"]} for d in one["what"].split("+")) for one in pairs)
+    lines.append(f"pair: both causes reported in {both} of {len(pairs)}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--release", choices=(OLD, NEW), default=OLD)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="*", default=[])
+    asked = parser.parse_args()
+    kept = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
+    rows: list[Row] = [json.loads(line) for line in kept]
+    there = {(one["release"], one["kind"], one["what"]) for one in rows}
+    wanted = [one for one in kinds(asked.release) if not asked.only or {*one} & {*asked.only}]
+    wanted = [one for one in wanted if (asked.release, *one) not in there]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(asked.jobs) as pool, asked.out.open("a") as file:
+        folder = Path(name)
+        if any(kind == "seed" for kind, _ in wanted):
+            options = [
+                "--only",
+                "scheduler",
+                "--schedules",
+                str(SCHEDULES),
+                "--no-shrink",
+                "--out",
+                str(folder / "base"),
+            ]
+            checked(asked.release, [*options, "--baseline", str(base_of(asked.release, folder)), "--update-baseline"])
+        for found in pool.map(lambda one: row(asked.release, one[0], one[1], folder), wanted):
+            rows.append(found)
+            file.write(json.dumps(found) + "\n")
+            file.flush()
+    print("\n".join(sums(rows)))
+
+
+if __name__ == "__main__":
+    main()
