@@ -237,12 +237,23 @@ class CheckedSubject:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """How much of a file schedules ran: the statements of its functions, how many of them were run, and the first and
+    last lines of those in a row that were not.
+    """
+
+    statements: int
+    run: int
+    not_run: tuple[tuple[int, int], ...]
+
+
 @dataclass(slots=True)
 class Suite:
     """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's; `setups`
     names those of a scheduler that schedules ran on. `nondeterministic` is what did not run the same twice, and how two
     runs differ: a finding that only the first of them showed is none. `ran_lines` has the lines of a change that
-    schedules ran, by FILE:LINE, and how many of them did.
+    schedules ran, by FILE:LINE, and how many of them did; `coverage`, by file, how much of the target they ran.
     """
 
     name: str
@@ -257,6 +268,7 @@ class Suite:
     setups: list[str] = field(default_factory=list)
     nondeterministic: list[NotRun] = field(default_factory=list)
     ran_lines: dict[str, int] = field(default_factory=dict)
+    coverage: dict[str, Covered] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +441,8 @@ def _untimed(suite: Suite) -> dict[str, Any]:
         del timed["seconds"]
     for fallback in data["fallbacks"]:
         fallback["names"] = list(fallback["names"])
+    for covered in data["coverage"].values():
+        covered["not_run"] = [list(lines) for lines in covered["not_run"]]
     return data
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from specsim.lifting.probes import NAME, probed, statement_lines
+from specsim.lifting.probes import NAME, probed, statement_at, statement_lines
 
 SOURCE = '''
 """A module."""
@@ -67,6 +65,7 @@ class Batch:
         with inner(total) as twice: total = twice
         return [n + total for n in keep] or (lambda: total)()
 '''
+COMMENT = "            # nothing"
 LINES = range(1, SOURCE.count("\n") + 1)
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (([],), {}),
@@ -76,11 +75,16 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-def results(tree: ast.Module, ran: list[int]) -> list[Any]:
-    names: dict[str, Any] = {"__name__": "made", "__builtins__": {**vars(__import__("builtins")), NAME: ran.append}}
-    exec(compile(tree, "made.py", "exec", dont_inherit=True), names)
+def results(code: CodeType, ran: list[int]) -> list[Any]:
+    names: dict[str, Any] = {"__name__": "made", "__builtins__": {**vars(__import__("builtins")), NAME: ran}}
+    exec(code, names)
     batch = names["Batch"]()
+    assert batch.filter.__doc__ == "Docstring."
     return [batch.filter(*arguments, **named) for arguments, named in CALLS]
+
+
+def unchanged() -> CodeType:
+    return compile(SOURCE, "made.py", "exec", dont_inherit=True)
 
 
 def traced() -> set[int]:
@@ -95,26 +99,56 @@ def traced() -> set[int]:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        results(ast.parse(SOURCE), [])
+        results(unchanged(), [])
     finally:
         sys.settrace(before)
     return seen
 
 
-def test_the_lines_that_were_run_are_those_that_python_says() -> None:
-    ran: list[int] = []
-    results(probed(ast.parse(SOURCE), LINES), ran)
-    known = set(statement_lines(SOURCE, LINES))
-    assert set(ran) <= known
-    assert traced() - set(ran) == set()
-    assert known - set(ran) == set()  # the calls reach every statement
+def test_the_statements_that_were_run_are_those_that_python_says_and_do_the_same() -> None:
+    ran = [0] * (SOURCE.count("\n") + 1)
+    code, spans = probed(SOURCE, "made.py")
+    assert results(code, ran) == results(unchanged(), [])
+    assert {line for line, is_run in enumerate(ran) if is_run} == {
+        first for first, _last in spans
+    }  # the calls reach all
+    assert {statement_at(spans, line) for line in traced()} <= {first for first, _last in spans}
+    assert set(statement_lines(SOURCE, LINES)) == {
+        line
+        for line in LINES
+        if statement_at(spans, line) is not None and line != SOURCE.splitlines().index(COMMENT) + 1
+    }
 
 
-@given(st.sets(st.sampled_from(LINES)))
-def test_probes_change_nothing_and_tell_of_their_lines_alone(lines: set[int]) -> None:
-    ran: list[int] = []
-    assert results(probed(ast.parse(SOURCE), lines), ran) == results(ast.parse(SOURCE), [])
-    assert set(ran) == set(statement_lines(SOURCE, lines))
+def test_a_branch_that_is_not_taken_is_not_run() -> None:
+    source = "def f(is_so):\n    if is_so:\n        return 1\n    return (\n        2\n    )\n"
+    code, spans = probed(source, "made.py")
+    assert spans == ((1, 1), (2, 2), (3, 3), (4, 6))
+    for is_so, lines in ((True, [1, 2, 3]), (False, [1, 2, 4])):
+        ran = [0] * 7
+        names: dict[str, Any] = {"__builtins__": {NAME: ran}}
+        exec(code, names)
+        assert ran == [0] * 7
+        names["f"](is_so)
+        assert [line for line, is_run in enumerate(ran) if is_run] == lines
+    assert [statement_at(spans, line) for line in (0, 1, 5, 6, 7)] == [None, 1, 4, 4, None]
+
+
+@pytest.mark.parametrize("decorator", ["triton.jit", "jit", "triton.jit(do_not_specialize=['n'])"])
+def test_a_kernel_has_no_statements(decorator: str) -> None:
+    assert probed(f"@{decorator}\ndef kernel(x, n):\n    return x\n", "made.py").spans == ()
+
+
+def test_what_was_made_is_kept_for_a_file_until_its_source_is_another(tmp_path: Path) -> None:
+    made = [probed(source, "made.py", tmp_path) for source in (SOURCE, SOURCE, "def f():\n    return 1\n")]
+    assert made[0] == made[1]
+    assert made[2].spans == ((1, 1), (2, 2))
+    (file,) = tmp_path.iterdir()
+    for content in (b"", b"damaged", file.read_bytes()[:-9]):
+        file.write_bytes(content)
+        assert probed(SOURCE, "made.py", tmp_path) == made[0]
+    assert probed(SOURCE, "made.py", tmp_path / "none" / "there") == made[0]
+    assert probed(ast.parse(SOURCE), "made.py", tmp_path).spans == made[0].spans
 
 
 @pytest.mark.parametrize("text", ["# nothing", "", '"""A module."""', "TABLE = [1, 2]", "    size = 3"])
@@ -130,10 +164,6 @@ def test_a_source_that_cannot_be_read_has_no_lines() -> None:
 def test_our_own_sources_take_probes() -> None:
     for file in sorted((Path(__file__).parents[2] / "specsim" / "tiers").rglob("*.py")):
         text = file.read_text(encoding="utf-8")
+        spans = probed(text, str(file)).spans
         every = statement_lines(text, range(1, text.count("\n") + 2))
-        tree = probed(ast.parse(text), every)
-        compile(tree, str(file), "exec", dont_inherit=True)
-        calls = [
-            n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == NAME
-        ]
-        assert {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)} == set(every)
+        assert {statement_at(spans, line) for line in every} == {first for first, _last in spans}

@@ -114,20 +114,24 @@ import json, sys
 from pathlib import Path
 from specsim.engines.sglang.scheduler.clock import Surroundings
 from specsim.engines.sglang.scheduler.imports import Probes, install
-probes = Probes({"module.py": [3, 5], "other.py": [1]})
+probes = Probes(("mod",))
 install(Path(sys.argv[1]), "made", Surroundings().modules, {}, None, probes)
-import made.module
-print(json.dumps([made.module.f(True), sorted(probes.ran), made.module.f(False), sorted(probes.ran)]))
+import made.module, made.other
+said = [made.module.f(True), probes.lines(), made.other.f(), made.module.f(False), probes.lines()]
+probes.clear()
+print(json.dumps([*said, probes.lines(), probes.spans]))
 """
 
 
-def test_the_lines_that_are_asked_about_are_noted_where_they_run(tmp_path: Path) -> None:
+def test_the_statements_of_the_files_that_are_asked_about_are_noted_when_they_run(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "__init__.py").touch()
     source = "def f(is_so):\n    if is_so:\n        return 1\n    else:\n        return 2\n"
     (tmp_path / "made" / "module.py").write_text(source)
+    (tmp_path / "made" / "other.py").write_text("def f():\n    return 3\n")
     ended = subprocess.run(
         [sys.executable, "-c", PROBING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    first, second = ["module.py", 3], ["module.py", 5]
-    assert json.loads(ended.stdout) == [1, [first], 2, [first, second]]
+    first, second = {"module.py": [1, 2, 3]}, {"module.py": [1, 2, 3, 5]}
+    spans = {"module.py": [[line, line] for line in (1, 2, 3, 5)]}
+    assert json.loads(ended.stdout) == [1, first, 3, 2, second, {}, spans]

@@ -107,13 +107,16 @@ def _ends_in(outputs: list[int], text: tuple[int, ...]) -> bool:
     return bool(text) and tuple(outputs[-len(text) :]) == text
 
 
+RAN = {"toy.py": [1, 2, 9]}
+
+
 class ToyScheduler:
     """See `specsim.engines.real_scheduler.StartedScheduler`."""
 
     def __init__(self, setup: Setup, defect: str) -> None:
         assert defect in ("", *DEFECTS)
         self.setup, self.defect = setup, defect
-        self.seen = Seen()
+        self.seen = Seen(ran=RAN)
         self._requests: dict[str, _Request] = {}
         self._paused = self._records = False
         self._sessions: dict[str, tuple[int, ...]] = {}
@@ -334,6 +337,14 @@ class ToyTarget:
     defect: str = ""
     where: str = "toy.py:1"
     source_hash: str = "0" * 16
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        return ("toy.py", "other.py")
+
+    def statements(self, file: str) -> tuple[tuple[int, int], ...]:
+        """Of a made-up source, of which each schedule runs RAN."""
+        return {"toy.py": ((1, 1), (2, 4), (5, 7), (6, 6), (9, 9))}.get(file, ())
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
         return ()

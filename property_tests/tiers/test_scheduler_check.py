@@ -22,6 +22,7 @@ from specsim.tiers.messages import At, Check, End, Found, Replay, Request, Shrin
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
+from specsim.verdict import Covered
 
 TOKEN = "scheduler:I40:request:another-token"
 
@@ -80,6 +81,13 @@ def test_the_schedule_of_a_replay_file_that_shows_nothing_is_no_finding(
 def test_a_schedule_counts_once_however_many_requests_show_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = checked(monkeypatch, "wrong token", count=12, shrinks=False)
     assert found_in(messages, TOKEN)[-1].finding.count <= end_of(messages).schedules
+
+
+def test_what_schedules_ran_of_the_target_is_counted_by_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = end_of(checked(monkeypatch, "", lines={"toy.py": [3, 5, 8, 9], "gone.py": [1]}))
+    assert end.schedules == 12
+    assert end.coverage == {"toy.py": Covered(5, 3, ((5, 7),))}
+    assert end.ran_lines == {"toy.py:3": 12, "toy.py:9": 12}
 
 
 def test_what_had_no_time_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,15 +105,16 @@ def load_scheduler(
     cache: Cache,
     mutant: str = "",
     root: Path | None = None,
-    lines: Mapping[str, Collection[int]] | None = None,
+    files: Collection[str] = (),
 ) -> SchedulerTarget | NotRun:
     """The scheduler of a target, imported with a planted defect in it, or why it is not run. `root` is the folder that
-    `files_of` gave, None where it was not asked; `lines` those of its files of which schedules note whether they run.
+    `files_of` gave, None where it was not asked; of `files` schedules note which statements run, besides those of the
+    scheduler.
     """
     maker = None if isinstance(target, ModelTarget | PythonTarget) else _engine(target).subjects.get("scheduler")
     if maker is None:
         return NotRun("scheduler", "only releases and checkouts of an engine have a scheduler")
-    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root, lines)
+    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root, files)
     return found
 
 

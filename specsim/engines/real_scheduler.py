@@ -313,7 +313,7 @@ class Seen:
     `device`    what the virtual device found: violations of S2, X6 and their kin
     `launches`  each launch of a batch
     `unpenalized` requests whose penalties were not those of what they had said, when a verification applied them
-    `ran`       of the lines that were asked about those that were run, with their files
+    `ran`       the first lines of the statements that were run, by file below the package
     `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
                 of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
     `states`    then also the state before each step of kind "mark" (`specsim.tiers.states`); none, and why, where it
@@ -326,7 +326,7 @@ class Seen:
     device_by: list[int] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     unpenalized: set[str] = field(default_factory=set)
-    ran: set[tuple[str, int]] = field(default_factory=set)
+    ran: dict[str, list[int]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     content_at: list[int] = field(default_factory=list)
     device_at: list[tuple[int, ...]] = field(default_factory=list)
@@ -422,7 +422,8 @@ class StartedScheduler(Protocol):
 
 class SchedulerTarget(Protocol):
     """A target whose scheduler can be started: `where` is FILE:LINE of its loop, and `source_hash` that of its files.
-    `lacks` names what is not run with a worker ("fake" or "release"), and why.
+    `lacks` names what is not run with a worker ("fake" or "release"), and why; `imported` are the files, below the
+    package, of which it is noted what runs, as far as they were imported before a start.
     """
 
     @property
@@ -430,6 +431,13 @@ class SchedulerTarget(Protocol):
 
     @property
     def source_hash(self) -> str: ...
+
+    @property
+    def imported(self) -> Sequence[str]: ...
+
+    def statements(self, file: str) -> Sequence[tuple[int, int]]:
+        """The first and last line of each statement of a function of a file, sorted."""
+        ...
 
     def lacks(self, worker: str) -> Sequence[tuple[str, str]]: ...
 

@@ -1,16 +1,79 @@
-"""Which lines of a source are run: a probe before each statement that some lines are of, put into its syntax tree.
+"""Which statements of a source are run: a probe before each of them, put into its syntax tree.
 
-A tracer is called for every line or function of a process; a probe costs a call where one of a few lines is run, and
-nothing elsewhere. Lines outside of functions run when a module is imported, whatever a schedule does: they have none.
+A tracer is called for every function of a process, and made schedules two thirds slower before it looked at a line; a
+probe is an assignment to an element of a list. Statements outside of functions run when a module is imported, whatever
+a schedule does, and kernels are no Python: they have none.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+import marshal
+import sys
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from types import CodeType
+from typing import NamedTuple
+
+from specsim.files import write_bytes
 
 NAME = "__specsim_ran__"
-"""What a module that has probes calls, with a line: a builtin of it."""
+"""What a module that has probes finds among its builtins: a list, 1 at the line of each statement that was run."""
+
+Span = tuple[int, int]
+"""The first and last line of a statement, without the bodies of one that has some."""
+
+
+class Probed(NamedTuple):
+    """What is run in place of a source, and its statements in functions, sorted."""
+
+    code: CodeType
+    spans: tuple[Span, ...]
+
+
+def probed(source: str | ast.Module, file: str, kept: Path | None = None) -> Probed:
+    """The code of a source, or of its tree, which is changed, with a probe before each statement of a function. A
+    folder `kept` has what was made of a source of that file last. SyntaxError for one that is no Python.
+    """
+    if kept is None or not isinstance(source, str):
+        return _made(source, file)
+    name = kept / f"{blake2b(file.encode(), digest_size=16).hexdigest()}.bin"
+    of = (blake2b(source.encode()).digest(), file, sys.version, _VERSION)
+    with suppress(OSError, ValueError, EOFError, TypeError):
+        was, code, spans = marshal.loads(name.read_bytes())
+        if was == of:
+            return Probed(code, spans)
+    made = _made(source, file)
+    with suppress(OSError):  # a cache that cannot be written
+        write_bytes(name, marshal.dumps((of, made.code, made.spans)))
+    return made
+
+
+_VERSION = 1
+"""Of where probes are put."""
+
+
+def _made(source: str | ast.Module, file: str) -> Probed:
+    tree = ast.parse(source) if isinstance(source, str) else source
+    found = list(_statements(tree))
+    for body, at, own in sorted(found, key=lambda one: -one[1]):  # the last one of a body first: places stay
+        body.insert(at, _probe(own.start, body[min(at, len(body) - 1)]))
+    code = compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
+    return Probed(code, tuple(sorted({(own.start, own.stop - 1) for _body, _at, own in found})))
+
+
+def _probe(line: int, near: ast.stmt) -> ast.stmt:
+    element = ast.Subscript(ast.Name(NAME, ast.Load()), ast.Constant(line), ast.Store())
+    return ast.copy_location(ast.Assign([element], ast.Constant(1)), near)
+
+
+def statement_at(spans: Sequence[Span], line: int) -> int | None:
+    """The first line of the statement that a line is of, None where it is of none."""
+    at = bisect_right(spans, (line, sys.maxsize)) - 1
+    return spans[at][0] if at >= 0 and line <= spans[at][1] else None
 
 
 def statement_lines(source: str, lines: Collection[int]) -> tuple[int, ...]:
@@ -26,23 +89,6 @@ def statement_lines(source: str, lines: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted({line for _body, _at, own in _statements(tree) for line in wanted.intersection(own)}))
 
 
-def probed(tree: ast.Module, lines: Collection[int]) -> ast.Module:
-    """The tree, changed in place: before each statement of a function that some of these lines are of, a call of NAME
-    with each of them.
-    """
-    wanted = set(lines)
-    found = [(body, at, own) for body, at, own in _statements(tree) if wanted.intersection(own)]
-    for body, at, own in sorted(found, key=lambda one: -one[1]):  # the last one of a body first: places stay
-        body[at:at] = [_call(line, body, at) for line in sorted(wanted.intersection(own))]
-    return ast.fix_missing_locations(tree)
-
-
-def _call(line: int, body: list[ast.stmt], at: int) -> ast.stmt:
-    near = body[min(at, len(body) - 1)]
-    call = ast.Call(ast.Name(NAME, ast.Load()), [ast.Constant(line)], [])
-    return ast.copy_location(ast.Expr(ast.copy_location(call, near)), near)
-
-
 def _statements(tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int, range]]:
     """Of each statement of a function: the body that it is in, its place there, and its own lines. Those of a head that
     is in no body (of a function, an `except` or a `case`) are run with the first statement behind it.
@@ -50,23 +96,31 @@ def _statements(tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int, range]]
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, inside = waiting.pop()
+        if any(_is_jit(one) for one in getattr(node, "decorator_list", ())):
+            continue
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         within = is_function or (inside and not isinstance(node, ast.ClassDef))
         if is_function or (within and isinstance(node, ast.ExceptHandler | ast.match_case)):
             body = node.body  # type: ignore[attr-defined]
             first = min([_start(node), *(one.lineno for one in getattr(node, "decorator_list", ()))])
-            at = int(is_function and len(body) > 1 and _is_docstring(body[0]))
-            yield body, at, range(first, body[0].lineno)
+            yield body, int(is_function and _is_docstring(body[0])), range(first, max(first + 1, body[0].lineno))
         for body in _bodies(node):
             for at, statement in enumerate(body):
                 waiting.append((statement, within))
-                if within and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                is_counted = within and not (is_function and at == 0 and _is_docstring(statement))
+                if is_counted and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     yield body, at, range(statement.lineno, _head_end(statement) + 1)
         waiting += [(other, within) for name in ("handlers", "cases") for other in getattr(node, name, ())]
 
 
 def _start(node: ast.AST) -> int:
     return node.pattern.lineno if isinstance(node, ast.match_case) else int(getattr(node, "lineno"))  # noqa: B009
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    """Whether it makes a kernel: `triton.jit`, called or not."""
+    named = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return getattr(named, "attr", getattr(named, "id", "")) == "jit"
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from rich.console import Console
 from rich.markup import escape as without_markup
@@ -19,11 +20,12 @@ from specsim.report.page.plain import visible
 from specsim.report.terminal import INDENT, LABEL, TEXT_MAX, console_of, escape, print_row, show, table_of, wrapped
 from specsim.tiers.not_run import is_absent, is_mistake
 from specsim.tiers.registry import TIERS, rule_label
-from specsim.verdict import REACHES, Changed, Compared, Finding, NotRun, Suite, Verdict
+from specsim.verdict import REACHES, Changed, Compared, Covered, Finding, NotRun, Suite, Verdict
 
 SHOWN_IN_FULL = 3  # findings, without --verbose
 NOT_CHECKED_MAX = 5
 CHANGED_MAX = 4  # functions of a change that a finding names
+COVERED_MAX = 4  # files of a target
 SYMPTOMS_MAX = 3  # of what came after a finding
 FINDING_LINES_MAX = 25  # of one of them, without --verbose
 LAST_LINES = 4  # of its case, which are shown where lines in between are not
@@ -72,6 +74,9 @@ def _print_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
         print_row(console, "target", f"{verdict.target}{version}, seed {verdict.seed}")
         for suite in verdict.suites:
             print_row(console, suite.name, _counts(suite, verdict))
+    coverage = {file: covered for suite in verdict.suites for file, covered in suite.coverage.items()}
+    if coverage:
+        print_row(console, "code", _ran_of(coverage))
     if verdict.changed is not None and verdict.changed.lines:
         print_row(console, "change", _reached(verdict.changed))
     if verdict.baseline is not None:
@@ -79,6 +84,14 @@ def _print_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
     _print_not_run(console, verdict.suites, listed=detail.not_run or verdict.verdict == "error")
     for suite in verdict.suites if detail.verbose else ():
         _print_fallbacks(console, suite)
+
+
+def _ran_of(coverage: Mapping[str, Covered]) -> str:
+    """How much of the target schedules ran, of the files of which they ran most."""
+    most = sorted(coverage, key=lambda file: (-coverage[file].run, file))[:COVERED_MAX]
+    shares = (f"{coverage[file].run / coverage[file].statements:.0%} of {PurePosixPath(file).name}" for file in most)
+    statements, run = (sum(getattr(one, name) for one in coverage.values()) for name in ("statements", "run"))
+    return f"schedules ran {', '.join(shares)}; {run:,} of {statements:,} statements of {len(coverage)} files"
 
 
 def _reached(changed: Changed) -> str:

@@ -80,7 +80,7 @@ class _Checked:
                 self.suite.schedules, self.suite.events = message.schedules, message.events
                 self.suite.seam, self.suite.setups = message.seam, message.setups
                 self.suite.not_run += message.not_run
-                self.suite.ran_lines = message.ran_lines
+                self.suite.ran_lines, self.suite.coverage = message.ran_lines, message.coverage
             case Lost():
                 self.lost = message.text
 

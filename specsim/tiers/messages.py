@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from specsim.isolation.messages import OF_EVERY_CHILD, VERSION, Message
-from specsim.verdict import CheckedSubject, Fallback, Finding, NotRun
+from specsim.verdict import CheckedSubject, Covered, Fallback, Finding, NotRun
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, tag_field="mode", forbid_unknown_fields=True):
@@ -175,7 +175,7 @@ class Differs(msgspec.Struct, frozen=True):
 class End(Message, tag="end"):
     """All subjects are done. `seam` says which functions of the target were run, `setups` on which of its setups
     schedules were; `nondeterministic` what did not run the same twice; `ran_lines`, by FILE:LINE, in how many schedules
-    each of the request's lines was run.
+    each of the request's lines was run; `coverage`, by file, how much of the target was.
     """
 
     is_last: ClassVar[bool] = True
@@ -186,6 +186,7 @@ class End(Message, tag="end"):
     setups: list[str] = msgspec.field(default_factory=list)
     nondeterministic: list[Differs] = msgspec.field(default_factory=list)
     ran_lines: dict[str, int] = msgspec.field(default_factory=dict)
+    coverage: dict[str, Covered] = msgspec.field(default_factory=dict)
 
 
 class Broken(msgspec.Struct, kw_only=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from specsim import interrupts, replay_file
 from specsim.choices.shrinker import Shrinker
 from specsim.engines.real_scheduler import Setup
 from specsim.errors import UsageError
+from specsim.lifting.probes import statement_at
 from specsim.replay_file import SchedulerReplay
 from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
@@ -28,10 +30,10 @@ from specsim.tiers.scheduler.workload import turn_text
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
-from specsim.verdict import Finding, NotRun, Severity
+from specsim.verdict import Covered, Finding, NotRun, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from specsim.choices.chooser import Tape
     from specsim.engines.real_scheduler import SchedulerTarget
@@ -80,7 +82,8 @@ class Counts:
     hits: dict[str, _Hit] = field(default_factory=dict)
     not_started: dict[str, str] = field(default_factory=dict)
     setups: set[str] = field(default_factory=set)
-    ran_lines: Counter[str] = field(default_factory=Counter)
+    ran: dict[str, Counter[int]] = field(default_factory=dict)
+    """By file in how many schedules a statement was run, by its first line."""
 
     def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
         """Note what a schedule showed; the signatures that are new, or come first for the first time."""
@@ -93,7 +96,8 @@ class Counts:
         record = outcome.record if isinstance(outcome, Ran) else None
         if record is not None:
             self.iterations += record.iterations
-            self.ran_lines.update(f"{file}:{line}" for file, line in record.ran_lines)
+            for file, lines in record.ran_lines.items():
+                self.ran.setdefault(file, Counter()).update(lines)
         new = []
         shown: dict[str, Violation] = {}
         for violation in violations_of(outcome):
@@ -229,9 +233,34 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             setups=[SETUPS[row].name for row in rows if SETUPS[row].name in counts.setups],
             not_run=not_run,
             nondeterministic=differing,
-            ran_lines=dict(sorted(counts.ran_lines.items())),
+            ran_lines=_ran_of(request.lines, target, counts),
+            coverage=coverage_of(target, counts),
         )
     )
+
+
+def _ran_of(lines: Mapping[str, Sequence[int]], target: SchedulerTarget, counts: Counts) -> dict[str, int]:
+    """Of these lines, by file, those that schedules ran, and how many did."""
+    found = {}
+    for file in sorted(lines.keys() & counts.ran.keys()):
+        spans = target.statements(file)
+        for line in lines[file]:
+            if hits := counts.ran[file][statement_at(spans, line) or 0]:
+                found[f"{file}:{line}"] = hits
+    return found
+
+
+def coverage_of(target: SchedulerTarget, counts: Counts) -> dict[str, Covered]:
+    """By file how much of its functions schedules ran."""
+    found = {}
+    for file in sorted({*target.imported, *counts.ran}):
+        spans, ran = target.statements(file), counts.ran.get(file, Counter[int]())
+        marked = [(first in ran, first, last) for first, last in spans]
+        groups = [(is_run, list(same)) for is_run, same in groupby(marked, itemgetter(0))]
+        missing = [(same[0][1], max(last for *_, last in same)) for is_run, same in groups if not is_run]
+        if spans:
+            found[file] = Covered(len(spans), sum(is_run for is_run, *_ in marked), tuple(missing))
+    return found
 
 
 def _run_known(

@@ -69,7 +69,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[dict[str, dict[str, Any]], ...] = ()
     unreadable: str = ""
     ran: tuple[Function, ...] = ()
-    ran_lines: tuple[tuple[str, int], ...] = ()
+    ran_lines: dict[str, list[int]] = {}
 
 
 def run_schedule(
@@ -130,7 +130,7 @@ def run_schedule(
         states=tuple(started.seen.states),
         unreadable=started.seen.unreadable,
         ran=started.functions_of(codes.values()),
-        ran_lines=tuple(sorted(started.seen.ran)),
+        ran_lines=started.seen.ran,
     )
 
 

@@ -74,7 +74,7 @@ def load(
     root: Path, edit: imports.Edit | None = None, probes: imports.Probes | None = None
 ) -> tuple[Family, Surroundings]:
     """Import the release that lies unpacked in `root`; `edit` changes the source of its modules on the way in, and
-    `probes` notes which lines of them are run.
+    `probes` notes which statements of them are run.
     """
     os.environ.update(ENVIRONMENT)
     warnings.simplefilter("ignore")

@@ -20,15 +20,17 @@ import pkgutil
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specsim.engines.sglang.scheduler.clock import overridden
 from specsim.engines.sglang.scheduler.configuration import AutoConfig, GenerationConfig, cached_file, config_dict
 from specsim.engines.sglang.scheduler.identity import Numbers
-from specsim.lifting.probes import NAME, probed
+from specsim.lifting.probes import NAME, Span, probed
 
 _FABRICATED = """
     IPython PIL aiohttp compressed_tensors cuda cutlass dill einops fastapi flash_mla gguf huggingface_hub openai orjson
@@ -57,10 +59,27 @@ NUMBERS = Numbers()
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Lines of a release, by file below its package, and which of them were run since `ran` was cleared."""
+    """Which statements of a release are run: in the folders and files `of`, relative to its package. `kept` is a folder
+    for code that has probes. By file `spans` are the statements of what was imported, and `ran` has 1 at the first line
+    of each that was run.
+    """
 
-    lines: Mapping[str, Collection[int]] = field(default_factory=dict)
-    ran: set[tuple[str, int]] = field(default_factory=set)
+    of: tuple[str, ...] = ()
+    kept: Path | None = None
+    spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)
+    ran: dict[str, list[int]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        for ran in self.ran.values():
+            ran[:] = bytes(len(ran))
+
+    def lines(self) -> dict[str, list[int]]:
+        """The first lines of the statements that were run, by file."""
+        return {
+            file: np.flatnonzero(np.frombuffer(bytes(ran), np.uint8)).tolist()
+            for file, ran in self.ran.items()
+            if 1 in ran
+        }
 
 
 Edit = Callable[[str, str], str | ast.Module]  # (name of a module of the release, its source) -> what is run
@@ -134,7 +153,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         file: str,
     ) -> None:
         super().__init__(name, path)
-        self._edit, self._lines = edit, probes.lines.get(file, ())
+        self._edit, self._probes, self._file = edit, probes if file.startswith(probes.of) else None, file
         package, is_on_device = name.split(".")[0], name.startswith(ON_DEVICE)
 
         def import_(
@@ -151,20 +170,22 @@ class _Loader(importlib.machinery.SourceFileLoader):
             return found
 
         self._builtins = {**vars(builtins), **NUMBERS.names(), "__import__": import_}
-        self._builtins[NAME] = lambda line: probes.ran.add((file, line))
 
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module)["__builtins__"] = self._builtins
         super().exec_module(module)
 
     def get_code(self, fullname: str) -> types.CodeType | None:
-        if self._edit is None and not self._lines:
+        if self._edit is None and self._probes is None:
             return super().get_code(fullname)
         source = self.get_source(fullname)
         assert source is not None
         edited = self._edit(fullname, source) if self._edit is not None else source
-        if self._lines:
-            edited = probed(ast.parse(edited) if isinstance(edited, str) else edited, self._lines)
+        if self._probes is not None:
+            code, spans = probed(edited, self.path, self._probes.kept)
+            self._probes.spans[self._file] = spans
+            self._builtins[NAME] = self._probes.ran[self._file] = [0] * (spans[-1][0] + 1 if spans else 0)
+            return code
         return super().get_code(fullname) if edited == source else compile(edited, self.path, "exec", dont_inherit=True)
 
 

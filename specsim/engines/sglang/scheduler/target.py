@@ -62,6 +62,7 @@ from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.lifting import ran
 from specsim.lifting.changes import Function
+from specsim.lifting.probes import Span, probed
 from specsim.rules.launches import BatchState
 from specsim.rules.liveness import DeviceException
 from specsim.rules.sampling import GrammarState, PenaltyCounts
@@ -102,6 +103,8 @@ LACKS_OF_RELEASE_WORKERS = (
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
 _PARTS = ("managers", "mem_cache", "session", "speculative")
+COVERED = tuple(f"srt/{part}/" for part in (*_PARTS, "sampling"))
+"""Folders of which schedules note what runs."""
 WARM_UP_SECONDS = 20.0
 SAMPLING = {
     "cold": {"temperature": 0.001},
@@ -124,16 +127,16 @@ def sglang_scheduler(
     cache: Cache,
     mutant: str = "",
     root: Path | None = None,
-    lines: Mapping[str, Collection[int]] | None = None,
+    files: Collection[str] = (),
 ) -> SglangScheduler | NotRun:
     """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be.
-    `root` is what `folder_of` gave, None where it was not asked; `lines` those of which schedules note whether they
-    run, by file.
+    `root` is what `folder_of` gave, None where it was not asked; of `files` schedules note which statements run, too.
     """
     edit = edit_of(*find(mutant)) if mutant else None
     root = root or folder_of(target, cache)
     try:
-        return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap, lines)
+        probes = imports.Probes((*COVERED, *files), cache.folder / "probed")
+        return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap, probes)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -157,7 +160,7 @@ class SglangScheduler:
         root: Path,
         edit: imports.Edit | None = None,
         session_guard: Callable[[], str] = lambda: "",
-        lines: Mapping[str, Collection[int]] | None = None,
+        probes: imports.Probes | None = None,
     ) -> None:
         from specsim.vdevice import simulate
 
@@ -169,7 +172,7 @@ class SglangScheduler:
         device = simulate(replayed(()), sites=lambda file: file in MODELS or file.startswith(release))
         with running():
             self._device = self._open.enter_context(device)
-            self._probes = imports.Probes(lines or {})
+            self._probes = probes or imports.Probes()
             self._family, self._surroundings = load(root, edit, self._probes)
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
@@ -188,11 +191,21 @@ class SglangScheduler:
             raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
         with self._placed():
             release = f"{self._root}{MARKER}"
-            started = Started(self._booted(setup), setup, self._device, release, self._probes.ran)
+            started = Started(self._booted(setup), setup, self._device, release, self._probes)
             with running():
                 if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
                     started.warm_up()
         return started
+
+    def statements(self, file: str) -> tuple[Span, ...]:
+        if file not in self._probes.spans:
+            path = self._root / PACKAGE / file
+            self._probes.spans[file] = probed(path.read_text(encoding="utf-8"), str(path), self._probes.kept).spans
+        return self._probes.spans[file]
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        return tuple(self._probes.spans)
 
     def outcomes(self, setup: Setup, length: int) -> tuple[Distribution, Iterator[tuple[tuple[int, ...], Fraction]]]:
         from specsim.engines.sglang.scheduler import exact
@@ -262,9 +275,9 @@ def _identity(root: Path) -> tuple[str, str]:
 class Started:
     """See `specsim.engines.real_scheduler.StartedScheduler`."""
 
-    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str, ran: set[tuple[str, int]]) -> None:
+    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str, probes: imports.Probes) -> None:
         self._booted, self._setup, self._device, self._release = booted, setup, device, release
-        self._ran = ran
+        self._probes = probes
         self._seen = Seen()
         self._records = False
         self._counts: list[tuple[int, int]] = []  # of records and findings, at the start of each iteration
@@ -350,7 +363,7 @@ class Started:
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         booted = self._booted
         self._counts.clear()
-        self._ran.clear()  # of what the start and the warm-up ran
+        self._probes.clear()  # of what the start and the warm-up ran
         booted.surroundings.restart()
         booted.family.grammars.restart()
         booted.worker.restart(lambda _rid, bound: bound - chooser.choose(bound, "accept"))
@@ -478,7 +491,7 @@ class Started:
                 )
         self._seen.device += [_broken(finding) for finding in self._device.findings]
         self._seen.device_by += [bisect_right(by_findings, number) - 1 for number in range(len(self._device.findings))]
-        self._seen.ran |= self._ran
+        self._seen.ran.update(self._probes.lines())
         if self._recording is not None:
             self._note_steps(self._recording)
 
