@@ -253,7 +253,8 @@ class Suite:
     """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's; `setups`
     names those of a scheduler that schedules ran on. `nondeterministic` is what did not run the same twice, and how two
     runs differ: a finding that only the first of them showed is none. `ran_lines` has the lines of a change that
-    schedules ran, by FILE:LINE, and how many of them did; `coverage`, by file, how much of the target they ran.
+    schedules ran, by FILE:LINE, and how many of them did; `coverage`, by file, how much of the target they ran;
+    `trees` those of its radix trees on which they ran, where it has more than one.
     """
 
     name: str
@@ -269,6 +270,7 @@ class Suite:
     nondeterministic: list[NotRun] = field(default_factory=list)
     ran_lines: dict[str, int] = field(default_factory=dict)
     coverage: dict[str, Covered] = field(default_factory=dict)
+    trees: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,10 @@ class ToyScheduler:
         free_slots = [0] if self.defect == "free and cached" else []
         return Pools(slots, free, 2, rows, rows - (self.defect == "lost row"), -1, -1, -1, free_slots, [self._node()])
 
+    @property
+    def tree(self) -> str:
+        return "" if self.setup.radix else "radix tree in Rust"
+
     def _node(self) -> TreeNode:
         return TreeNode((1, 2), (0, 1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from specsim import replay_file
 from specsim.commands.suites import Asked, _lanes
 from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.scheduler.imports import REAL
+from specsim.engines.sglang.scheduler.target import RUST_TREE, SglangScheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
@@ -88,6 +90,25 @@ def test_what_schedules_ran_of_the_target_is_counted_by_statement(monkeypatch: p
     assert end.schedules == 12
     assert end.coverage == {"toy.py": Covered(5, 3, ((5, 7),))}
     assert end.ran_lines == {"toy.py:3": 12, "toy.py:9": 12}
+
+
+def test_the_radix_trees_that_schedules_ran_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert end_of(checked(monkeypatch, "", count=len(rows_of("fake")))).trees == ["radix tree in Rust"]
+    assert end_of(checked(monkeypatch, "", count=1)).trees == []
+
+
+@pytest.mark.parametrize("suffix", ["", ".py", *EXTENSION_SUFFIXES, ".cpython-27-x86_64-linux-gnu.so"])
+def test_a_radix_tree_that_this_python_cannot_load_is_not_run(tmp_path: Path, suffix: str) -> None:
+    scheduler = object.__new__(SglangScheduler)
+    scheduler._root = tmp_path
+    if suffix:
+        folder = tmp_path / "sglang" / RUST_TREE
+        folder.mkdir(parents=True)
+        (folder / f"mem_cache{suffix}").touch()
+    not_run = dict(scheduler._lacking_tree())
+    assert ("radix tree in Rust" in not_run) == (suffix == ".py" or "27" in suffix)
+    why = "it is not built in" if suffix == ".py" else f"mem_cache{suffix} is not for CPython 3."
+    assert not not_run or why in not_run["radix tree in Rust"]
 
 
 def test_what_had_no_time_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:

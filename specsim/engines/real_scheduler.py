@@ -411,6 +411,11 @@ class StartedScheduler(Protocol):
     @property
     def seen(self) -> Seen: ...
 
+    @property
+    def tree(self) -> str:
+        """Which of the target's radix trees is run, "" where it has one alone or none is."""
+        ...
+
     def place_of(self, error: BaseException) -> tuple[str, str]:
         """The innermost function of the target that an error came through, and its FILE:LINE; "unknown" and ""."""
         ...

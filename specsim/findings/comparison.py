@@ -64,7 +64,7 @@ def reach_of(suites: Sequence[Mapping[str, Any]]) -> Reach:
         name = suite["name"]
         below = [f"{checked['op']}:{checked['subject']}" for checked in suite["judged"]]
         below += [part["name"] for part in suite["seam"] if part["kind"] == "real"]
-        below += suite.get("setups", ())
+        below += (*suite.get("setups", ()), *suite.get("trees", ()))
         ran |= {name, *(f"{name}:{one}" for one in below)} if suite["cases"] or suite["schedules"] else set()
     return Reach(
         frozenset(ran),

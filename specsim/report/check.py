@@ -354,7 +354,8 @@ def _counts(suite: Suite, verdict: Verdict) -> str:
     for part in dict.fromkeys(row.part for row in rows):
         results = [row.result for row in rows if row.part == part]
         if part == "schedules":
-            texts.append(f"{suite.schedules:,} schedules of {suite.events:,} events: {_RESULTS[results[0]]}")
+            on = f" on the {' and the '.join(suite.trees)}" if suite.trees else ""
+            texts.append(f"{suite.schedules:,} schedules of {suite.events:,} events{on}: {_RESULTS[results[0]]}")
             continue
         cases = f", {suite.cases:,} cases" if part == "implementation" else ""
         counted = ", ".join(f"{results.count(result)} {text}" for result, text in _RESULTS.items() if result in results)

@@ -175,7 +175,8 @@ class Differs(msgspec.Struct, frozen=True):
 class End(Message, tag="end"):
     """All subjects are done. `seam` says which functions of the target were run, `setups` on which of its setups
     schedules were; `nondeterministic` what did not run the same twice; `ran_lines`, by FILE:LINE, in how many schedules
-    each of the request's lines was run; `coverage`, by file, how much of the target was.
+    each of the request's lines was run; `coverage`, by file, how much of the target was; `trees` those of
+    its radix trees on which they were, where it has more than one.
     """
 
     is_last: ClassVar[bool] = True
@@ -187,6 +188,7 @@ class End(Message, tag="end"):
     nondeterministic: list[Differs] = msgspec.field(default_factory=list)
     ran_lines: dict[str, int] = msgspec.field(default_factory=dict)
     coverage: dict[str, Covered] = msgspec.field(default_factory=dict)
+    trees: list[str] = msgspec.field(default_factory=list)
 
 
 class Broken(msgspec.Struct, kw_only=True):

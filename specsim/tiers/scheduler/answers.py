@@ -82,6 +82,7 @@ class Counts:
     hits: dict[str, _Hit] = field(default_factory=dict)
     not_started: dict[str, str] = field(default_factory=dict)
     setups: set[str] = field(default_factory=set)
+    trees: set[str] = field(default_factory=set)
     ran: dict[str, Counter[int]] = field(default_factory=dict)
     """By file in how many schedules a statement was run, by its first line."""
 
@@ -96,6 +97,7 @@ class Counts:
         record = outcome.record if isinstance(outcome, Ran) else None
         if record is not None:
             self.iterations += record.iterations
+            self.trees |= {record.tree} - {""}
             for file, lines in record.ran_lines.items():
                 self.ran.setdefault(file, Counter()).update(lines)
         new = []
@@ -235,6 +237,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             nondeterministic=differing,
             ran_lines=_ran_of(request.lines, target, counts),
             coverage=coverage_of(target, counts),
+            trees=sorted(counts.trees),
         )
     )
 

@@ -70,6 +70,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: str = ""
     ran: tuple[Function, ...] = ()
     ran_lines: dict[str, list[int]] = {}
+    tree: str = ""
 
 
 def run_schedule(
@@ -131,6 +132,7 @@ def run_schedule(
         unreadable=started.seen.unreadable,
         ran=started.functions_of(codes.values()),
         ran_lines=started.seen.ran,
+        tree=started.tree,
     )
 
 

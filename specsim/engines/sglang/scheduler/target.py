@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import sys
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,6 +105,9 @@ LACKS_OF_RELEASE_WORKERS = (
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
 _PARTS = ("managers", "mem_cache", "session", "speculative")
+RUST_TREE = "srt/mem_cache/rust_tree_core"
+"""Below the package, where a release has its radix tree in Rust."""
+IN_RUST, IN_PYTHON = "radix tree in Rust", "radix tree in Python"
 COVERED = tuple(f"srt/{part}/" for part in (*_PARTS, "sampling"))
 """Folders of which schedules note what runs."""
 WARM_UP_SECONDS = 20.0
@@ -177,7 +182,17 @@ class SglangScheduler:
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
         drift = tuple((f"the field {name} of an answer", "drift: nothing here knows it") for name in self._drifted())
-        return (LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS) + drift
+        return (LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS) + drift + self._lacking_tree()
+
+    def _lacking_tree(self) -> tuple[tuple[str, str], ...]:
+        """The radix tree that this Python does not load: a release then takes the other one, and does not say so."""
+        folder = self._root / PACKAGE / RUST_TREE
+        files = sorted(file.name for file in folder.glob("*.so"))
+        if not folder.is_dir() or any(f".{name.partition('.')[2]}" in EXTENSION_SUFFIXES for name in files):
+            return ()
+        version = f"CPython {sys.version_info.major}.{sys.version_info.minor}"
+        why = f"its file {', '.join(files)} is not for {version}" if files else f"it is not built in {RUST_TREE}"
+        return ((IN_RUST, why),)
 
     def _drifted(self) -> list[str]:
         """The fields of an answer that are not known; none of a release that has its answers elsewhere."""
@@ -530,6 +545,14 @@ class Started:
     def place_of(self, error: BaseException) -> tuple[str, str]:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(self._release)]
         return (frames[-1].name, _below(frames[-1].filename, frames[-1].lineno or 0)) if frames else ("unknown", "")
+
+    @property
+    def tree(self) -> str:
+        cache = self._booted.tree_cache
+        core = getattr(getattr(cache, "inner", cache), "tree_core", None)
+        if core is None or not Path(self._release, RUST_TREE).is_dir():
+            return ""
+        return IN_RUST if type(core).__module__.startswith(f"{PACKAGE}.{RUST_TREE.replace('/', '.')}.") else IN_PYTHON
 
     def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
         release = self._release
