@@ -119,6 +119,11 @@ install(Path(sys.argv[1]), "made", Surroundings().modules, {}, None, probes)
 import made.module, made.other
 said = [made.module.f(True), probes.lines(), made.other.f(), made.module.f(False), probes.lines()]
 probes.clear()
+said.append(probes.lines())
+made.module.f(False)
+probes.started()
+made.module.f(True)
+probes.clear()
 print(json.dumps([*said, probes.lines(), probes.spans]))
 """
 
@@ -134,4 +139,4 @@ def test_the_statements_of_the_files_that_are_asked_about_are_noted_when_they_ru
     )
     first, second = {"module.py": [1, 2, 3]}, {"module.py": [1, 2, 3, 5]}
     spans = {"module.py": [[line, line] for line in (1, 2, 3, 5)]}
-    assert json.loads(ended.stdout) == [1, first, 3, 2, second, {}, spans]
+    assert json.loads(ended.stdout) == [1, first, 3, 2, second, {}, {"module.py": [1, 2, 5]}, spans]

@@ -68,10 +68,16 @@ class Probes:
     kept: Path | None = None
     spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)
     ran: dict[str, list[int]] = field(default_factory=dict)
+    _at_start: dict[str, bytes] = field(default_factory=dict)
+
+    def started(self) -> None:
+        """What was run by now is of the start, which every schedule has behind it."""
+        self._at_start.update((file, bytes(ran)) for file, ran in self.ran.items())
 
     def clear(self) -> None:
-        for ran in self.ran.values():
-            ran[:] = bytes(len(ran))
+        """Forget what was run since the start."""
+        for file, ran in self.ran.items():
+            ran[:] = self._at_start.get(file, bytes(len(ran)))
 
     def lines(self) -> dict[str, list[int]]:
         """The first lines of the statements that were run, by file."""

@@ -207,6 +207,7 @@ class SglangScheduler:
         with self._placed():
             release = f"{self._root}{MARKER}"
             started = Started(self._booted(setup), setup, self._device, release, self._probes)
+            self._probes.started()
             with running():
                 if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
                     started.warm_up()
@@ -378,7 +379,7 @@ class Started:
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         booted = self._booted
         self._counts.clear()
-        self._probes.clear()  # of what the start and the warm-up ran
+        self._probes.clear()  # of what the warm-up ran
         booted.surroundings.restart()
         booted.family.grammars.restart()
         booted.worker.restart(lambda _rid, bound: bound - chooser.choose(bound, "accept"))
