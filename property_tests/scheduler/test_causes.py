@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 
-from property_tests.support.planted_findings import NEW, OLD, Row, beside
+from property_tests.support.kept_rows import Row
+from property_tests.support.planted_findings import NEW, OLD, beside
 from specsim.isolation.environment import of_target
 from specsim.lifting.source import SourceTree
 

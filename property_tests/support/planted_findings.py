@@ -13,10 +13,9 @@ import argparse
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+from property_tests.support.kept_rows import Row, kept_rows
 from property_tests.support.known_releases import FEW
 from specsim.engines.load import load_scheduler
 from specsim.engines.sglang.releases import RELEASES
@@ -31,7 +30,6 @@ from specsim.verdict import Finding, NotRun, Severity, Suite, Verdict
 
 OLD, NEW = FEW[2], RELEASES[-1]
 SECONDS = 60.0
-Row = dict[str, Any]
 
 
 def cases() -> list[tuple[str, str]]:
@@ -130,9 +128,6 @@ def main() -> None:
         release, defect = asked.one
         print(json.dumps(measured(release, defect, asked.schedules)))
         return
-    kept = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
-    rows: list[Row] = [json.loads(line) for line in kept]
-    there = {(row["release"], row["defect"]) for row in rows}
     wanted_cases = [case for case in cases() if not asked.only or not case[1] or case[1] in asked.only]
     if asked.only:
         releases = {release for release, defect in wanted_cases if defect}
@@ -145,11 +140,7 @@ def main() -> None:
         row: Row = json.loads(ended.stdout.splitlines()[-1])
         return row
 
-    with ThreadPoolExecutor(asked.jobs) as pool, asked.out.open("a", encoding="utf-8") as file:
-        for row in pool.map(run, [case for case in wanted_cases if case not in there]):
-            rows.append(row)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+    rows = kept_rows(asked.out, ("release", "defect"), wanted_cases, asked.jobs, run)
     print("\n".join(table(rows)))
 
 

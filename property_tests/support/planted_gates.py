@@ -15,11 +15,11 @@ import random
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from threading import Lock
 
+from property_tests.support.kept_rows import Row, kept_rows
 from property_tests.support.planted_findings import NEW, OLD, cases
 
 SCHEDULES = 100  # of the scheduler tier in --ci
@@ -27,7 +27,8 @@ SEEDS = range(1, 21)
 PAIRED = ("P04", "P07", "P08", "P12", "P13", "P19", "P26", "P29", "P30", "Q01", "Q02", "Q03", "Q04")
 """Defects that are found alone, in functions of their own."""
 PAIRS = random.Random(1).sample([f"{one}+{two}" for one, two in combinations(PAIRED, 2)], 20)
-Row = dict[str, Any]
+_ONE = Lock()
+"""Of those that ask for a baseline."""
 
 
 def kinds(release: str) -> list[tuple[str, str]]:
@@ -62,7 +63,13 @@ def row(release: str, kind: str, what: str, folder: Path) -> Row:
 
 
 def base_of(release: str, folder: Path) -> Path:
-    return folder / f"base-{release}.json"
+    """The baseline file of a release as it is, made when it is asked for first."""
+    file, out = folder / f"base-{release}.json", folder / "base"
+    options = ["--only", "scheduler", "--schedules", str(SCHEDULES), "--no-shrink", "--out", str(out)]
+    with _ONE:
+        if not file.exists():
+            checked(release, [*options, "--baseline", str(file), "--update-baseline"])
+    return file
 
 
 def checked(release: str, options: list[str]) -> subprocess.CompletedProcess[str]:
@@ -90,28 +97,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[])
     asked = parser.parse_args()
-    kept = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
-    rows: list[Row] = [json.loads(line) for line in kept]
-    there = {(one["release"], one["kind"], one["what"]) for one in rows}
-    wanted = [one for one in kinds(asked.release) if not asked.only or {*one} & {*asked.only}]
-    wanted = [one for one in wanted if (asked.release, *one) not in there]
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(asked.jobs) as pool, asked.out.open("a") as file:
+    wanted = [(asked.release, *one) for one in kinds(asked.release) if not asked.only or {*one} & {*asked.only}]
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if any(kind == "seed" for kind, _ in wanted):
-            options = [
-                "--only",
-                "scheduler",
-                "--schedules",
-                str(SCHEDULES),
-                "--no-shrink",
-                "--out",
-                str(folder / "base"),
-            ]
-            checked(asked.release, [*options, "--baseline", str(base_of(asked.release, folder)), "--update-baseline"])
-        for found in pool.map(lambda one: row(asked.release, one[0], one[1], folder), wanted):
-            rows.append(found)
-            file.write(json.dumps(found) + "\n")
-            file.flush()
+        rows = kept_rows(
+            asked.out, ("release", "kind", "what"), wanted, asked.jobs, lambda case: row(*case, folder=folder)
+        )
     print("\n".join(sums(rows)))
 
 
