@@ -17,11 +17,13 @@ from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.planted import planted
 from specsim.lifting.source import SourceTree
+from specsim.tiers.scheduler.answers import PER_RUST
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
 
 RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unfinished_req:the-model"
 ENDS = "scheduler:I40:request"
 VERSION, NEWEST = FEW[2], FEW[-1]
+OF_BOTH_TREES = list(RELEASES)[-1]
 FIRST = 36  # schedules, of which two show the race
 BEFORE = list(RELEASES)[list(RELEASES).index(VERSION) - 1]
 PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
@@ -122,6 +124,21 @@ def test_a_finding_is_of_short_requests(checked: tuple[dict[str, Any], dict[str,
     """As drawn, a request has forty-odd tokens."""
     turns = json.loads(Path(checked[1][_behind_an_end(checked[1])]).read_text())["workload"]["turns"]
     assert sum(len(turn["prompt"]) + turn["answer"] for turn in turns) < 20 * len(turns)
+
+
+@pytest.mark.slow
+def test_a_schedule_runs_on_the_radix_tree_in_rust_where_this_python_can_load_it(
+    release: Callable[[str], SourceTree], tmp_path: Path
+) -> None:
+    release(OF_BOTH_TREES)
+    out = tmp_path / "verdict.json"
+    limits = ("--only", "scheduler", "--schedules", str(PER_RUST), "--attempts", "0")
+    ended = specsim("check", f"sglang=={OF_BOTH_TREES}", *limits, "--json", out, "--out", tmp_path)
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr
+    (suite,) = json.loads(out.read_text())["suites"]
+    can_load = "radix tree in Rust" not in [entry["what"] for entry in suite["not_run"]]
+    assert suite["trees"] == ["radix tree in Python", *["radix tree in Rust"] * can_load]
+    assert suite["schedules"] == PER_RUST + can_load
 
 
 def test_a_mutant_that_there_is_not_is_refused_with_the_list() -> None:

@@ -328,7 +328,7 @@ class ToyScheduler:
 
     @property
     def tree(self) -> str:
-        return "" if self.setup.radix else "radix tree in Rust"
+        return "radix tree in Rust" if self.setup.rust_tree else ""
 
     def _node(self) -> TreeNode:
         return TreeNode((1, 2), (0, 1))
@@ -339,6 +339,7 @@ class ToyTarget:
     """See `specsim.engines.real_scheduler.SchedulerTarget`."""
 
     defect: str = ""
+    has_rust_tree: bool = False
     where: str = "toy.py:1"
     source_hash: str = "0" * 16
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.support.toy_scheduler import ToyTarget
+from property_tests.support.toy_scheduler import ToyScheduler, ToyTarget
 from specsim import replay_file
 from specsim.commands.suites import Asked, _lanes
 from specsim.engines.real_scheduler import Setup
@@ -23,6 +23,7 @@ from specsim.replay_file import SchedulerReplay
 from specsim.tiers.messages import At, Check, End, Found, Replay, Request, Shrink, Shrunk
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
+from specsim.tiers.scheduler.forks import wanted
 from specsim.tiers.scheduler.setups import SETUPS, rows_of
 from specsim.verdict import Covered
 
@@ -34,9 +35,9 @@ class _Sent(list[Any]):
         self.append(message)
 
 
-def checked(monkeypatch: pytest.MonkeyPatch, defect: str, **fields: Any) -> _Sent:
+def checked(monkeypatch: pytest.MonkeyPatch, defect: str, *, has_rust_tree: bool = False, **fields: Any) -> _Sent:
     """The messages of a check of the toy scheduler."""
-    monkeypatch.setattr(answers, "load_target", lambda _request: ToyTarget(defect))
+    monkeypatch.setattr(answers, "load_target", lambda _request: ToyTarget(defect, has_rust_tree))
     of_it: dict[str, Any] = {"tier": "scheduler", "target": "sglang==0", "cache": "", "seed": 0, "count": 12}
     messages = _Sent()
     request = Request(**{**of_it, "seconds": 60.0, "hang_seconds": 20.0, "attempts": 20, **fields})
@@ -92,9 +93,28 @@ def test_what_schedules_ran_of_the_target_is_counted_by_statement(monkeypatch: p
     assert end.ran_lines == {"toy.py:3": 12, "toy.py:9": 12}
 
 
-def test_the_radix_trees_that_schedules_ran_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert end_of(checked(monkeypatch, "", count=len(rows_of("fake")))).trees == ["radix tree in Rust"]
-    assert end_of(checked(monkeypatch, "", count=1)).trees == []
+def test_the_radix_tree_in_rust_has_schedules_beside_and_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_one, without = (checked(monkeypatch, "", has_rust_tree=has_one, count=12) for has_one in (True, False))
+    assert (end_of(with_one).schedules, end_of(without).schedules) == (14, 12)
+    assert end_of(with_one).trees == ["radix tree in Rust"]
+    assert end_of(with_one).setups[:12] == end_of(without).setups
+    assert end_of(with_one).setups[12:] == [SETUPS[row].name for row in rows_of("fake", rust_tree=True)[:2]]
+    assert end_of(without).trees == []
+
+
+@pytest.mark.parametrize(("in_python", "shows"), [("", "does not show it"), ("wrong token", "shows it, too")])
+def test_a_finding_on_the_radix_tree_in_rust_says_whether_the_other_has_it(
+    monkeypatch: pytest.MonkeyPatch, in_python: str, shows: str
+) -> None:
+    def start(target: ToyTarget, setup: Setup) -> ToyScheduler:
+        return ToyScheduler(setup, target.defect if setup.rust_tree else in_python)
+
+    monkeypatch.setattr(ToyTarget, "start", start)
+    monkeypatch.setattr(
+        answers, "_drawn", lambda _request, _trees: (wanted(0, i, 20.0, rust_tree=True) for i in range(4))
+    )
+    found = found_in(checked(monkeypatch, "wrong token", has_rust_tree=True, shrinks=False), TOKEN)[-1].finding
+    assert f"the radix tree in Python {shows}, by the same choices" in found.details
 
 
 @pytest.mark.parametrize("suffix", ["", ".py", *EXTENSION_SUFFIXES, ".cpython-27-x86_64-linux-gnu.so"])
@@ -105,10 +125,11 @@ def test_a_radix_tree_that_this_python_cannot_load_is_not_run(tmp_path: Path, su
         folder = tmp_path / "sglang" / RUST_TREE
         folder.mkdir(parents=True)
         (folder / f"mem_cache{suffix}").touch()
-    not_run = dict(scheduler._lacking_tree())
-    assert ("radix tree in Rust" in not_run) == (suffix == ".py" or "27" in suffix)
+    why_not = scheduler._why_not_rust()
+    assert bool(why_not) == (suffix == ".py" or "27" in suffix)
     why = "it is not built in" if suffix == ".py" else f"mem_cache{suffix} is not for CPython 3."
-    assert not not_run or why in not_run["radix tree in Rust"]
+    assert not why_not or why in why_not
+    assert scheduler.has_rust_tree == (suffix in EXTENSION_SUFFIXES)
 
 
 def test_what_had_no_time_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:

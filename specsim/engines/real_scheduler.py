@@ -50,6 +50,7 @@ class Setup:
     `beyond_guards` runs what the release refuses by a guard: nothing that a server can be configured to
     `sampled`       whether requests may be sampled
     `multi_layer`   whether each step of a draft has a draft model of its own, with KV of its own
+    `rust_tree`     takes the target's radix tree in Rust, and not the one in Python
     """
 
     page_size: int = 1
@@ -71,6 +72,7 @@ class Setup:
     beyond_guards: bool = False
     sampled: bool = False
     multi_layer: bool = False
+    rust_tree: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -428,7 +430,8 @@ class StartedScheduler(Protocol):
 class SchedulerTarget(Protocol):
     """A target whose scheduler can be started: `where` is FILE:LINE of its loop, and `source_hash` that of its files.
     `lacks` names what is not run with a worker ("fake" or "release"), and why; `imported` are the files, below the
-    package, of which it is noted what runs, as far as they were imported before a start.
+    package, of which it is noted what runs, as far as they were imported before a start. With `has_rust_tree` it has
+    radix trees in Python and in Rust, and both can be loaded.
     """
 
     @property
@@ -439,6 +442,9 @@ class SchedulerTarget(Protocol):
 
     @property
     def imported(self) -> Sequence[str]: ...
+
+    @property
+    def has_rust_tree(self) -> bool: ...
 
     def statements(self, file: str) -> Sequence[tuple[int, int]]:
         """The first and last line of each statement of a function of a file, sorted."""

@@ -33,7 +33,7 @@ from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Covered, Finding, NotRun, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from specsim.choices.chooser import Tape
     from specsim.engines.real_scheduler import SchedulerTarget
@@ -43,6 +43,7 @@ SUBJECT = "schedules"
 IMPORT = "the import of its scheduler"
 ATTEMPTS = 240  # at a smaller schedule of each finding; `specsim shrink` takes more
 SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
+PER_RUST = 5  # schedules on the radix tree in Python, for one more on that in Rust
 
 
 @dataclass(slots=True)
@@ -63,6 +64,8 @@ class _Hit:
     after: Counter[str] = field(default_factory=Counter)
     beside: frozenset[str] = frozenset()
     """What each of those schedules showed, too, in which it came first."""
+    otherwise: str = ""
+    """What is seen of it when its schedule is run on the other radix tree."""
 
     @property
     def record(self) -> Record | None:
@@ -191,7 +194,7 @@ def load_target(request: Request) -> SchedulerTarget | NotRun:
 
 
 def check(request: Request, work: Check, messages: Messages) -> None:
-    """Run schedules of every setup by turns."""
+    """Run the schedules of known findings, then drawn ones."""
     end = time.monotonic() + request.seconds
     messages.send(At(subject=IMPORT))
     target = load_target(request)
@@ -200,29 +203,32 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         return
     messages.send(At(subject=SUBJECT))
     counts, starters = Counts(), Starters(target)
-    rows = rows_of(request.worker)
+    trees = (False, True) if target.has_rust_tree else (False,)
+    setups = [SETUPS[row].name for rust_tree in trees for row in rows_of(request.worker, rust_tree)]
+    is_cut = False
     try:
         _run_known(request, target, starters, counts, messages, end)
-        index = 0
-        while index < request.count and time.monotonic() < end and not interrupts.asked():
-            schedule = wanted(request.seed, index, request.hang_seconds, request.worker)
+        for index, schedule in enumerate(_drawn(request, trees)):
+            if is_cut := time.monotonic() >= end or interrupts.asked():
+                break
             if schedule.setup.name not in counts.not_started:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
                 for signature in counts.take(schedule, starters.run(schedule)):
                     goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
                     _send_finding(request, target, starters, counts, signature, messages, goes_on)
-            elif len(counts.not_started) >= len(rows):
+            elif len(counts.not_started) >= len(setups):
                 break
-            index += 1
         for signature, hit in counts.hits.items():  # how many there were is known at the end
+            hit.otherwise = _on_python(starters, hit, request.hang_seconds)
             messages.send(found_message(*finding_of(request, target, hit, counts.follows(signature))))
         differing = _differing(starters, counts, request.hang_seconds)
     finally:
         starters.close()
     not_run = [NotRun(f"setup {name}", why) for name, why in sorted(counts.not_started.items())]
     not_run += [NotRun(what, why) for what, why in target.lacks(request.worker)]
-    if index < request.count and len(counts.not_started) < len(rows):
-        not_run += [NotRun(f"setup {SETUPS[row].name}", interrupts.why_not_run()) for row in rows[index:]]
+    if is_cut:
+        left = [name for name in setups if name not in counts.setups and name not in counts.not_started]
+        not_run += [NotRun(f"setup {name}", interrupts.why_not_run()) for name in left]
         not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
     seam = [
         {"name": "scheduler", "kind": "lifted", "where": target.where, "source_hash": target.source_hash, "why": ""}
@@ -232,7 +238,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             schedules=counts.schedules,
             events=counts.iterations,
             seam=seam,
-            setups=[SETUPS[row].name for row in rows if SETUPS[row].name in counts.setups],
+            setups=[name for name in setups if name in counts.setups],
             not_run=not_run,
             nondeterministic=differing,
             ran_lines=_ran_of(request.lines, target, counts),
@@ -240,6 +246,15 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             trees=sorted(counts.trees),
         )
     )
+
+
+def _drawn(request: Request, trees: Sequence[bool]) -> Iterator[Wanted]:
+    """Schedules of every setup by turns. Those on the radix tree in Rust are beside the others and come after them, so
+    that a Python that cannot load it runs the same others.
+    """
+    for rust_tree in trees:
+        for index in range(request.count // PER_RUST if rust_tree else request.count):
+            yield wanted(request.seed, index, request.hang_seconds, request.worker, rust_tree)
 
 
 def _ran_of(lines: Mapping[str, Sequence[int]], target: SchedulerTarget, counts: Counts) -> dict[str, int]:
@@ -339,6 +354,17 @@ def _shrink(
         hit.wanted, hit.outcome = Wanted(best), Ran(record)
 
 
+def _on_python(starters: Starters, hit: _Hit, seconds: float) -> str:
+    """Of a finding on the radix tree in Rust, whether the one in Python has it; "" of another."""
+    case = hit.case
+    if case is None or not hit.is_first or not case.setup.get("rust_tree"):
+        return ""
+    setup = {name: value for name, value in case.setup.items() if name != "rust_tree"}
+    outcome = starters.run(Wanted((), seconds=seconds, case=structs.replace(case, setup=setup)))
+    is_shown = any(violation.signature == hit.violation.signature for violation in violations_of(outcome))
+    return f"the radix tree in Python {'shows it, too' if is_shown else 'does not show it'}, by the same choices"
+
+
 def _differing(starters: Starters, counts: Counts, seconds: float) -> list[Differs]:
     """Of the schedules of the findings, those that do not run the same twice."""
     differing = []
@@ -375,6 +401,8 @@ def finding_of(
     details = list(violation.details)
     if hit.known:
         details.append(f"the schedule of the known finding {hit.known}")
+    if hit.otherwise:
+        details.append(hit.otherwise)
     if record is not None:
         requests = f"{record.requests} request{'s' if record.requests > 1 else ''}"
         details.append(f"{requests}, {record.iterations} iterations, setup {record.setup}")

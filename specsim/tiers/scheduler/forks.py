@@ -89,9 +89,9 @@ _outcome: msgspec.json.Decoder[Outcome] = msgspec.json.Decoder(Outcome)
 _wanted = msgspec.json.Decoder(Wanted)
 
 
-def wanted(seed: int, index: int, seconds: float, worker: str = "fake") -> Wanted:
+def wanted(seed: int, index: int, seconds: float, worker: str = "fake", rust_tree: bool = False) -> Wanted:
     """Schedule `index` of a seed: its setup is the next of the table with that worker, all else is drawn."""
-    rows = rows_of(worker)
+    rows = rows_of(worker, rust_tree)
     return Wanted((rows[index % len(rows)],), seed, index, seconds)
 
 

@@ -42,6 +42,11 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release", overlap=False, graphs=True, reserve=0.1),
     Setup(worker="release", overlap=False, graphs=True, sampled=True, topk=2, draft_tokens=6, slots=320, reserve=0.1),
     Setup(worker="release", overlap=False, page_size=4, reserve=0.1),
+    Setup(rust_tree=True),
+    Setup(rust_tree=True, page_size=4, slots=400, window=8),
+    Setup(rust_tree=True, slots=240, sessions=True),
+    Setup(rust_tree=True, slots=112, chunk=12),
+    Setup(rust_tree=True, worker="release", graphs=True, page_size=4, reserve=0.1),
 )
 WORKERS = ("fake", "release")
 
@@ -51,6 +56,7 @@ def row_of(tape: Sequence[int]) -> int:
     return min(tape[0], len(SETUPS) - 1) if tape else 0
 
 
-def rows_of(worker: str) -> tuple[int, ...]:
+def rows_of(worker: str, rust_tree: bool = False) -> tuple[int, ...]:
     """The rows on which schedules are drawn: those beyond a release's guards are for replay files alone."""
-    return tuple(i for i, setup in enumerate(SETUPS) if setup.worker == worker and not setup.beyond_guards)
+    kind = worker, rust_tree, False
+    return tuple(i for i, s in enumerate(SETUPS) if (s.worker, s.rust_tree, s.beyond_guards) == kind)

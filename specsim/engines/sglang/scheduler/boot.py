@@ -21,6 +21,7 @@ import torch
 
 from specsim.contracts.registry import OPS
 from specsim.engines.sgl_kernel_module import module_of
+from specsim.engines.sglang.host_names import TREE_CORE
 from specsim.engines.sglang.scheduler import imports, operations
 from specsim.engines.sglang.scheduler.clock import Surroundings
 from specsim.engines.sglang.scheduler.fakes import DriftError, NotRunError
@@ -94,6 +95,7 @@ class Booted:
         if refusal := family.refusal(options):
             raise UsageError(refusal, "use another setup")
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
+        os.environ[TREE_CORE[1]] = "rust" if options.rust_tree else "python"
         self._outputs: dict[str, Output] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset
         self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen

@@ -182,17 +182,25 @@ class SglangScheduler:
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
         drift = tuple((f"the field {name} of an answer", "drift: nothing here knows it") for name in self._drifted())
-        return (LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS) + drift + self._lacking_tree()
+        why = self._why_not_rust()
+        no_tree = ((IN_RUST, why),) if why else ()
+        return (LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS) + drift + no_tree
 
-    def _lacking_tree(self) -> tuple[tuple[str, str], ...]:
-        """The radix tree that this Python does not load: a release then takes the other one, and does not say so."""
-        folder = self._root / PACKAGE / RUST_TREE
-        files = sorted(file.name for file in folder.glob("*.so"))
-        if not folder.is_dir() or any(f".{name.partition('.')[2]}" in EXTENSION_SUFFIXES for name in files):
-            return ()
+    @property
+    def has_rust_tree(self) -> bool:
+        return self._rust_tree.is_dir() and not self._why_not_rust()
+
+    @property
+    def _rust_tree(self) -> Path:
+        return self._root / PACKAGE / RUST_TREE
+
+    def _why_not_rust(self) -> str:
+        """Why this Python cannot load the release's radix tree in Rust; "" where it can, or there is none."""
+        files = sorted(file.name for file in self._rust_tree.glob("*.so"))
+        if not self._rust_tree.is_dir() or any(f".{name.partition('.')[2]}" in EXTENSION_SUFFIXES for name in files):
+            return ""
         version = f"CPython {sys.version_info.major}.{sys.version_info.minor}"
-        why = f"its file {', '.join(files)} is not for {version}" if files else f"it is not built in {RUST_TREE}"
-        return ((IN_RUST, why),)
+        return f"its file {', '.join(files)} is not for {version}" if files else f"it is not built in {RUST_TREE}"
 
     def _drifted(self) -> list[str]:
         """The fields of an answer that are not known; none of a release that has its answers elsewhere."""
@@ -204,9 +212,14 @@ class SglangScheduler:
     def start(self, setup: Setup) -> Started:
         if setup.sessions and (guard := self._session_guard()):
             raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
+        if setup.rust_tree and not self.has_rust_tree:
+            why = self._why_not_rust() or "the release has none"
+            raise UsageError(f"the {IN_RUST} cannot be taken: {why}", "use another setup")
         with self._placed():
             release = f"{self._root}{MARKER}"
             started = Started(self._booted(setup), setup, self._device, release, self._probes)
+            if setup.rust_tree and started.tree != IN_RUST:
+                raise UsageError(f"it takes no {IN_RUST} where it is told to", "use another setup")
             self._probes.started()
             with running():
                 if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
@@ -268,6 +281,7 @@ def _options(setup: Setup) -> Options:
         cuda_graphs=setup.graphs,
         num_steps=setup.steps if setup.topk > 1 else 0,
         multi_layer=setup.multi_layer,
+        rust_tree=setup.rust_tree,
     )
 
 
