@@ -112,6 +112,7 @@ class Finding:
     `follows`    the signature that came before this one in every schedule that showed it, or is of the same missing
                  wait; "" for a finding
     `wait`       the wait that a race lacks, "STREAM for STREAM"; "" for what is no race
+    `tree`       the radix tree alone on which it is shown, of a target that has several; "" else
     """
 
     rule: str
@@ -137,6 +138,7 @@ class Finding:
     follows: str = ""
     fixture: str = ""
     wait: str = ""
+    tree: str = ""
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):

@@ -125,6 +125,7 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "fixture",
         "follows",
         "wait",
+        "tree",
     }
     assert finding["severity"] == "wrong-result"
     assert finding["reach"] == "unknown"

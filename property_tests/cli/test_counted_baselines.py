@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import comb
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from specsim.errors import UsageError
 from specsim.findings import baseline as files
 from specsim.findings.chance import ERRORS, by_chance, is_rise
-from specsim.findings.comparison import Baseline, Reach, compare
-from specsim.verdict import Finding, Severity, Suite, Verdict
+from specsim.findings.comparison import Baseline, Reach, compare, not_checked
+from specsim.verdict import Finding, NotRun, Severity, Suite, Verdict
 
 RACE, TOKEN = "scheduler:S2:race:x", "scheduler:I40:request:another-token"
 counts = st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
@@ -85,6 +86,34 @@ def test_a_baseline_that_does_not_count_is_compared_by_signatures() -> None:
     here = verdict(race=90)
     here.baseline = compare(here, Baseline("b", frozenset({RACE}), Reach(frozenset({"scheduler"}))))
     assert (here.baseline.known, here.baseline.risen) == ((RACE,), ())
+
+
+IN_RUST, IN_PYTHON = "radix tree in Rust", "radix tree in Python"
+
+
+@pytest.mark.parametrize("trees_there", [[IN_PYTHON], [IN_PYTHON, IN_RUST]])
+def test_a_finding_of_one_radix_tree_is_new_only_beside_a_baseline_that_ran_it(trees_there: list[str]) -> None:
+    there, here = (verdict(token=3), verdict(token=3))
+    there.suites[0].trees = trees_there
+    there.suites[0].not_run = [NotRun(IN_RUST, "it is not built")] if IN_RUST not in trees_there else []
+    here.suites[0].trees = [IN_PYTHON, IN_RUST]
+    here.findings.append(replace(finding(RACE, 2), tree=IN_RUST))
+    base = Baseline.of_verdict("b", there.to_json())
+    here.baseline = compare(here, base)
+    could_show = IN_RUST in trees_there
+    assert here.baseline.new == (RACE,) * could_show
+    assert here.baseline.not_compared == (RACE,) * (not could_show)
+    obstacles = [(one.what, one.why) for one in not_checked(here, base.reach)]
+    assert obstacles == [(RACE, "not run on b: it is not built")] * (not could_show)
+
+
+def test_a_baseline_on_another_radix_tree_is_no_obstacle() -> None:
+    """A release has one in Rust, and a checkout of it only where it was built."""
+    there, here = (verdict(token=3), verdict(token=3))
+    there.suites[0].trees, here.suites[0].trees = [IN_PYTHON, IN_RUST], [IN_PYTHON]
+    base = Baseline.of_verdict("b", there.to_json())
+    here.baseline = compare(here, base)
+    assert not_checked(here, base.reach) == ()
 
 
 @pytest.mark.parametrize("wrong", [{"schedules": {"scheduler": -1}}, {"schedules": 3.5}, {"schedules": ["x"]}])

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from property_tests.support.kept_rows import Row, kept_rows
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.sglang.scheduler.target import folder_of
+from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
 from specsim.tiers.scheduler.setups import rows_of

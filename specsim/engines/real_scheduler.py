@@ -24,6 +24,8 @@ PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLINGS = ("cold", "top-p", "top-k and top-p")
 """How a request is sampled: each leaves one token of what the model says, so that its answer is the greedy one."""
 
+IN_RUST, IN_PYTHON = "radix tree in Rust", "radix tree in Python"
+
 LogprobRow = tuple[tuple[float, int], ...]
 """(logprob, token id) of a token of an answer, then of each of the most likely ones."""
 
@@ -415,7 +417,7 @@ class StartedScheduler(Protocol):
 
     @property
     def tree(self) -> str:
-        """Which of the target's radix trees is run, "" where it has one alone or none is."""
+        """IN_PYTHON or IN_RUST, whichever is run; "" where the target has one alone or none is."""
         ...
 
     def place_of(self, error: BaseException) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from specsim.engines.real_scheduler import IN_PYTHON, IN_RUST
 from specsim.engines.triage import is_known_in
 from specsim.findings.chance import is_rise
 from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_mistake, is_rest
@@ -148,7 +149,8 @@ def compare(verdict: Verdict, baseline: Baseline, shown_absent: Collection[str] 
         and not is_known_in(verdict.target, one)
     }
     risen = more_often(verdict, baseline)
-    undecided = {one for one in found - set(known) - set(shown_absent) if not _could_show(reach, one)}
+    asked = found - set(known) - set(shown_absent)
+    undecided = {one.signature for one in verdict.findings if one.signature in asked and not _could_show(reach, one)}
     return Compared(
         name=baseline.name,
         new=tuple(sorted(found - set(known) - undecided)),
@@ -183,13 +185,15 @@ def _risen(
             yield one, counts
 
 
-def _could_show(reach: Reach, signature: str) -> bool:
+def _could_show(reach: Reach, finding: Finding) -> bool:
     """Whether a baseline that ran this would have shown a finding: what it lacks altogether it does not have."""
-    tier = signature.partition(":")[0]
+    tier = finding.signature.partition(":")[0]
     reasons = reach.not_run.get(tier, {})
     if tier not in reach.ran or any(is_rest(NotRun(what, why)) for what, why in reasons.items()):
         return False
-    why = reach.why_not(signature)
+    if finding.tree and f"{tier}:{finding.tree}" not in reach.ran:
+        return False
+    why = reach.why_not(finding.signature)
     return not why or is_absent(why)
 
 
@@ -246,8 +250,8 @@ def _lost(verdict: Verdict, reach: Reach, operation: str) -> Iterator[NotRun]:
     for name in sorted(reach.ran - here.ran):
         tier, _, rest = name.partition(":")
         is_other = operation and rest and rest.partition(":")[0] != operation
-        if tier not in asked_for or is_other or (rest and tier not in here.ran):
-            continue
+        if tier not in asked_for or is_other or (rest and tier not in here.ran) or rest in (IN_PYTHON, IN_RUST):
+            continue  # a release has the tree in Rust, and a checkout where it was built: it is run beside the other
         why = here.why_not(name) or GONE
         if not is_for_time(why):
             yield NotRun(name, GONE if why.startswith(LACKS) else why)
@@ -272,5 +276,6 @@ def _not_compared(verdict: Verdict, reach: Reach) -> Iterator[NotRun]:
         assert compared is not None
         if finding.signature in compared.not_compared and fails.fails(finding):
             is_tier = finding.tier not in reach.ran
-            why = reach.why_not(finding.signature) or "its check did not come to its end"
+            of_tree = reach.not_run.get(finding.tier, {}).get(finding.tree, "") if not is_tier else ""
+            why = reach.why_not(finding.signature) or of_tree or "its check did not come to its end"
             yield NotRun(finding.tier if is_tier else finding.signature, f"not run on {compared.name}: {why}")

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from specsim import interrupts, replay_file
 from specsim.choices.shrinker import Shrinker
-from specsim.engines.real_scheduler import Setup
+from specsim.engines.real_scheduler import IN_RUST, Setup
 from specsim.errors import UsageError
 from specsim.lifting.probes import statement_at
 from specsim.replay_file import SchedulerReplay
@@ -64,8 +64,10 @@ class _Hit:
     after: Counter[str] = field(default_factory=Counter)
     beside: frozenset[str] = frozenset()
     """What each of those schedules showed, too, in which it came first."""
-    otherwise: str = ""
-    """What is seen of it when its schedule is run on the other radix tree."""
+    trees: set[str] = field(default_factory=set)
+    """On which it was shown."""
+    tree: str = ""
+    """The one alone on which it is shown; "" where it is any, or nobody looked."""
 
     @property
     def record(self) -> Record | None:
@@ -112,6 +114,7 @@ class Counts:
             was_met = signature in self.hits
             hit = self.hits.setdefault(signature, _Hit(violation, schedule, outcome))
             hit.count += 1
+            hit.trees.add(record.tree if record is not None else "")
             comes_first = signature == first
             if not comes_first:
                 hit.after[first] += 1
@@ -150,7 +153,8 @@ class Counts:
         shown = [v for v in violations_of(outcome) if v.signature == signature]
         if not shown or signature in self.hits:
             return False
-        self.hits[signature] = _Hit(shown[0], schedule, outcome, known=name, fixture=name, is_first=True)
+        hit = self.hits[signature] = _Hit(shown[0], schedule, outcome, known=name, fixture=name, is_first=True)
+        hit.trees.add(hit.record.tree if hit.record is not None else "")
         return True
 
     def to_show(self) -> dict[str, int]:
@@ -219,7 +223,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             elif len(counts.not_started) >= len(setups):
                 break
         for signature, hit in counts.hits.items():  # how many there were is known at the end
-            hit.otherwise = _on_python(starters, hit, request.hang_seconds)
+            hit.tree = IN_RUST if _is_of_rust(starters, hit, request.hang_seconds) else ""
             messages.send(found_message(*finding_of(request, target, hit, counts.follows(signature))))
         differing = _differing(starters, counts, request.hang_seconds)
     finally:
@@ -238,7 +242,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             schedules=counts.schedules,
             events=counts.iterations,
             seam=seam,
-            setups=[name for name in setups if name in counts.setups],
+            setups=[SETUPS[row].name for row in rows_of(request.worker) if SETUPS[row].name in counts.setups],
             not_run=not_run,
             nondeterministic=differing,
             ran_lines=_ran_of(request.lines, target, counts),
@@ -354,15 +358,14 @@ def _shrink(
         hit.wanted, hit.outcome = Wanted(best), Ran(record)
 
 
-def _on_python(starters: Starters, hit: _Hit, seconds: float) -> str:
-    """Of a finding on the radix tree in Rust, whether the one in Python has it; "" of another."""
+def _is_of_rust(starters: Starters, hit: _Hit, seconds: float) -> bool:
+    """Whether a finding was shown on the radix tree in Rust alone, and the one in Python does not show it."""
     case = hit.case
-    if case is None or not hit.is_first or not case.setup.get("rust_tree"):
-        return ""
+    if case is None or hit.trees != {IN_RUST}:
+        return False
     setup = {name: value for name, value in case.setup.items() if name != "rust_tree"}
     outcome = starters.run(Wanted((), seconds=seconds, case=structs.replace(case, setup=setup)))
-    is_shown = any(violation.signature == hit.violation.signature for violation in violations_of(outcome))
-    return f"the radix tree in Python {'shows it, too' if is_shown else 'does not show it'}, by the same choices"
+    return all(violation.signature != hit.violation.signature for violation in violations_of(outcome))
 
 
 def _differing(starters: Starters, counts: Counts, seconds: float) -> list[Differs]:
@@ -401,8 +404,8 @@ def finding_of(
     details = list(violation.details)
     if hit.known:
         details.append(f"the schedule of the known finding {hit.known}")
-    if hit.otherwise:
-        details.append(hit.otherwise)
+    if hit.tree:
+        details.append(f"on the {hit.tree} alone: the one in Python does not show it by the same choices")
     if record is not None:
         requests = f"{record.requests} request{'s' if record.requests > 1 else ''}"
         details.append(f"{requests}, {record.iterations} iterations, setup {record.setup}")
@@ -421,6 +424,7 @@ def finding_of(
         follows=follows,
         fixture=hit.fixture,
         wait=violation.wait,
+        tree=hit.tree,
     )
     if violation.harmless:  # a race in which no token was wrong
         finding = replace(finding, severity=Severity.METRIC)

@@ -21,6 +21,8 @@ from specsim.engines.packages import open_source
 from specsim.engines.probe import Broken
 from specsim.engines.real_scheduler import (
     END,
+    IN_PYTHON,
+    IN_RUST,
     MODEL,
     RESULT,
     Answer,
@@ -107,7 +109,6 @@ _LOOP = ("event_loop_overlap", "run_event_loop")
 _PARTS = ("managers", "mem_cache", "session", "speculative")
 RUST_TREE = "srt/mem_cache/rust_tree_core"
 """Below the package, where a release has its radix tree in Rust."""
-IN_RUST, IN_PYTHON = "radix tree in Rust", "radix tree in Python"
 COVERED = tuple(f"srt/{part}/" for part in (*_PARTS, "sampling"))
 """Folders of which schedules note what runs."""
 WARM_UP_SECONDS = 20.0
