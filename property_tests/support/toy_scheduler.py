@@ -252,8 +252,8 @@ class ToyScheduler:
         waits = (("waits", 1),) if self.defect == "admits nobody" and self._requests else ()
         return Load(waits, 0, self.setup.slots, self.setup.rows, lengths, 100)
 
-    def place_of(self, error: BaseException) -> tuple[str, str]:
-        return "_step", "toy.py:1"
+    def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
+        return [("run", "toy.py:9"), ("_step", "toy.py:1")]
 
     def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
         mine = (code for code in codes if code.co_filename == __file__ and not code.co_name.startswith("<"))

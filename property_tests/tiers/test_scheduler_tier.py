@@ -214,3 +214,10 @@ def test_a_schedule_that_does_not_run_the_same_twice_is_named_with_the_launch_th
         starters.close()
     assert differs.text.startswith("a launch was '0 extend another', and then ")
     assert (differs.gone, "in the first run alone" in differs.text) == (signature * gone, gone)
+
+
+def test_an_exception_says_through_which_functions_of_the_target_it_came() -> None:
+    (outcome,) = outcomes("raises", 1)
+    (raised,) = [violation for violation in violations_of(outcome) if violation.rule == "X1"]
+    assert (raised.part.partition(":")[0], raised.where) == ("_step", "toy.py:1")
+    assert raised.details == ("raised through toy.py:9 run", "raised through toy.py:1 _step")

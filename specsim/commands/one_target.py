@@ -134,12 +134,16 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
             verdict.not_compared = str(error)
             return verdict
         bring_forward(verdict, baseline, is_counted=False)
-        shown, absent = replayed(verdict, baseline, beside, asked, deadline)
+        shown, absent, launches = replayed(verdict, baseline, beside, asked, deadline)
         _compare(verdict, replace(baseline, signatures=baseline.signatures | shown), asked, absent)
         assert verdict.baseline is not None
         new = verdict.baseline.new
         changed = changed_by(verdict, new, changes, asked, deadline) if changes is not None else {}
-        verdict.findings = [replace(one, changed=changed.get(one.signature, ())) for one in verdict.findings]
+        parted = {signature: (launches[signature],) for signature in new if signature in launches}
+        verdict.findings = [
+            replace(one, changed=changed.get(one.signature, ()), details=(*one.details, *parted.get(one.signature, ())))
+            for one in verdict.findings
+        ]
         verdict.findings.sort(key=lambda finding: finding.order_key)
     return verdict
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -337,10 +338,12 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
     time.monotonic): its own check may have missed what is rare.
     """
     from specsim import replay_file
+    from specsim.replay_file import SchedulerReplay
     from specsim.tiers.replaying import outcome_of, replay, request_of
     from specsim.tiers.tier import State
 
     states: dict[str, State] = {}
+    parted: dict[str, str] = {}
     for finding in verdict.findings if not verdict.interrupted else ():
         if finding.signature in baseline.known or not finding.replay or time.monotonic() > deadline:
             continue
@@ -353,10 +356,21 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
         except UsageError:  # it does not run there
             continue
         states[finding.signature] = outcome_of(stored, target.text, answer).state
+        if isinstance(stored, SchedulerReplay) and answer["judged"]:
+            parted[finding.signature] = _first_other_launch(stored.events, answer["events"], target.text)
     return Replayed(
         frozenset(signature for signature, state in states.items() if state is State.SHOWN),
         frozenset(signature for signature, state in states.items() if state is State.GONE),
+        parted,
     )
+
+
+def _first_other_launch(here: Sequence[str], there: Sequence[str], base: str) -> str:
+    """Where the launches of a schedule part from those on its baseline; each is "ITERATION KIND REQUESTS"."""
+    for number, (one, other) in enumerate(zip_longest(here, there, fillvalue="none"), 1):
+        if one != other:
+            return f"launch {number} is {' '.join(one.split())!r}, and {' '.join(other.split())!r} on {base}"
+    return f"its launches are those of {base}"
 
 
 def changes_of(base: Target, asked: Asked) -> Changes | None:
@@ -402,7 +416,10 @@ def changed_by(
 
 
 class Replayed(NamedTuple):
-    """Signatures of findings that a baseline has, too, and of those that it has not, as replays on it show."""
+    """Signatures of findings that a baseline has, too, and of those that it has not, as replays on it show; and by
+    signature of a schedule's finding where its launches part from those on the baseline.
+    """
 
     shown: frozenset[str]
     absent: frozenset[str]
+    parted: Mapping[str, str]

@@ -420,8 +420,8 @@ class StartedScheduler(Protocol):
         """IN_PYTHON or IN_RUST, whichever is run; "" where the target has one alone or none is."""
         ...
 
-    def place_of(self, error: BaseException) -> tuple[str, str]:
-        """The innermost function of the target that an error came through, and its FILE:LINE; "unknown" and ""."""
+    def traceback_of(self, error: BaseException) -> Sequence[tuple[str, str]]:
+        """The functions of the target that an error came through, each with FILE:LINE, the innermost one last."""
         ...
 
     def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:

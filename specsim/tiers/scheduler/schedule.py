@@ -160,7 +160,8 @@ def _lives(users: Users, started: StartedScheduler) -> dict[str, Life]:
 
 def _raised(started: StartedScheduler, error: Exception) -> Violation:
     """What the scheduler raised; blamed is the innermost function of the release."""
-    function, where = started.place_of(error)
+    came_through = started.traceback_of(error)
+    function, where = came_through[-1] if came_through else ("unknown", "")
     kind = type(error).__name__
     return Violation(
         rule=HOST_EXCEPTION.id,
@@ -169,6 +170,7 @@ def _raised(started: StartedScheduler, error: Exception) -> Violation:
         expected="no exception",
         actual=described(error),
         where=where,
+        details=tuple(f"raised through {place} {name}" for name, place in came_through),
     )
 
 

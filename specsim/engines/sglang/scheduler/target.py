@@ -558,9 +558,9 @@ class Started:
     def seen(self) -> Seen:
         return self._seen
 
-    def place_of(self, error: BaseException) -> tuple[str, str]:
+    def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(self._release)]
-        return (frames[-1].name, _below(frames[-1].filename, frames[-1].lineno or 0)) if frames else ("unknown", "")
+        return [(frame.name, _below(frame.filename, frame.lineno or 0)) for frame in frames]
 
     @property
     def tree(self) -> str:
