@@ -12,6 +12,7 @@ import pytest
 
 from property_tests.support.toy_scheduler import ToyScheduler, ToyTarget
 from specsim import replay_file
+from specsim.commands.one_target import alike_of
 from specsim.commands.suites import Asked, _lanes
 from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.scheduler.imports import REAL
@@ -263,3 +264,11 @@ def test_what_draws_another_schedule_now_is_replayed_and_not_shrunk(
         answers.shrink(request, Shrink(file=str(file), attempts=5, seconds=9.0), messages)  # type: ignore[arg-type]
     answers.shrink(request, Shrink(file=str(file), attempts=0, seconds=9.0), messages)  # type: ignore[arg-type]
     assert isinstance(messages[-1], Shrunk)
+
+
+def test_a_baseline_is_checked_as_its_target_is(tmp_path: Path) -> None:
+    """A mutant's without the known findings, which are not run there either: they would all be gone."""
+    options = {"--schedules": 5}
+    assert alike_of(asked(tmp_path), options) == options
+    of_a_mutant = alike_of(asked(tmp_path, only="scheduler", mutant="P07", fixtures=None), options)
+    assert of_a_mutant == {**options, "--only": "scheduler", "--no-known": None}

@@ -118,8 +118,7 @@ def check_one_target(
 def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> Verdict:
     """The verdict of a check, with that of a baseline which is a target, checked alike meanwhile."""
     share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
-    # The base has no mutant: of it the tier that runs one is checked.
-    alike = {**options, "--only": asked.only or "accounting"} if asked.mutant else dict(options)
+    alike = alike_of(asked, options)
     if share < math.inf:
         alike["--budget-seconds"] = share
     with checked_beside(beside, alike, asked.out, share) as known_of:
@@ -146,6 +145,15 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
         ]
         verdict.findings.sort(key=lambda finding: finding.order_key)
     return verdict
+
+
+def alike_of(asked: Asked, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with which a baseline is checked as the target is. Beside a mutant it has none: of it the tier that
+    runs one is checked, and no known finding is replayed there either.
+    """
+    if not asked.mutant:
+        return dict(options)
+    return {**options, "--only": asked.only or "accounting", "--no-known": None}
 
 
 def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozenset[str] = frozenset()) -> None:

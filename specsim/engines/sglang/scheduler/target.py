@@ -679,11 +679,12 @@ def _broken(finding: Finding) -> Broken:
     elif finding.kind == "race" and TEMPORARY in finding.memory and not finding.memory.endswith(unwritten.__name__):
         parts = parts[:2]  # a tensor that one function makes: it is handed over, or is not
     what = ":".join(parts)
+    which = f" ({finding.detail})" if finding.detail else ""
     return Broken(
         rule=_RULES.get(finding.kind, StreamRace.rule.id),
         what=what.replace(" ", "-"),
         expected="an order",
-        actual=f"none between {' and '.join(map(_access_text, accesses))} ({finding.detail})",
+        actual=f"none between {' and '.join(map(_access_text, accesses))}{which}",
         details=tuple(
             f"{_access_text(access)} from {', '.join(map(_shortened, _callers(access)))}" for access in accesses
         ),
