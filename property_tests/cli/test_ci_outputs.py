@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
+from property_tests.support.findings import found
 from specsim.commands import one_target, outputs
 from specsim.commands import suites as check_suites
 from specsim.engines.target import ModelTarget
@@ -36,21 +36,10 @@ TEXT = st.text(max_size=40) | st.just(HOSTILE)
 
 
 def finding(signature: str = "accounting:I32:resolve", **changed: Any) -> Finding:
-    whole = Finding(
-        rule="I32",
-        sentence="a stale result changes nothing",
-        title="a stale result moved the length",
-        signature=signature,
-        tier=signature.split(":")[0],
-        severity=Severity.WRONG_RESULT,
-        reach="default",
-        where="srt/managers/batch.py:7",
-        expected="3",
-        actual="4",
-        replay="",
-        count=2,
-    )
-    return replace(whole, **changed)
+    texts = {"sentence": "a stale result changes nothing", "title": "a stale result moved the length"}
+    seen = {"where": "srt/managers/batch.py:7", "expected": "3", "actual": "4", "count": 2}
+    of_rule = {"rule": "I32", "severity": Severity.WRONG_RESULT, "reach": "default"}
+    return found(signature, **{**texts, **seen, **of_rule, **changed})
 
 
 def verdict(*findings: Finding, compared: Compared | None = None, checked: str = "f") -> dict[str, Any]:

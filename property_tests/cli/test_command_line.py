@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from property_tests.support.command_line import specsim
+from property_tests.support.findings import found
 from property_tests.support.wrong_accountings import ForgetfulTarget
 from specsim import interrupts, replay_file
 from specsim.choices.exhaustive import Explorer
@@ -33,7 +34,7 @@ from specsim.lifting.cache import Cache
 from specsim.report.live import Progress, line_of
 from specsim.report.terminal import print_replay
 from specsim.tiers.accounting.schedules import SimulationResult, simulate
-from specsim.verdict import Finding, Severity, Suite, Verdict
+from specsim.verdict import Suite, Verdict
 
 _GROUP: Any = get_command(app)
 COMMANDS: dict[str, Any] = {**_GROUP.commands, **_GROUP.commands["dev"].commands, "check": _GROUP.commands["check"]}
@@ -133,7 +134,7 @@ def test_the_shell_completes_commands(tmp_path: Path) -> None:
 # Exit codes
 
 
-FOUND = Finding("I1", "s", "t", "ops:f:f", "ops", Severity.LEAK, "default", "", "1", "2", "", 1)
+FOUND = found("ops:f:f", reach="default")
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from property_tests.support.findings import found
 from specsim.errors import UsageError
 from specsim.findings import baseline
 from specsim.findings.comparison import GONE, Baseline, Reach, changed_of, compare, not_checked, not_reached, reach_of
 from specsim.findings.selection import names_of
 from specsim.interrupts import SPENT
 from specsim.report.check import Detail, print_verdict
-from specsim.verdict import Changed, CheckedSubject, Finding, NotRun, Severity, Suite, Verdict
+from specsim.verdict import Changed, CheckedSubject, Finding, NotRun, Suite, Verdict
 
 IMPORT = "it is not imported: ModuleNotFoundError: No module named 'brand_new_package', srt/managers/scheduler.py:19"
 
@@ -38,9 +38,7 @@ def reach(*suites: Suite) -> Reach:
 
 
 def finding(signature: str, **changed: Any) -> Finding:
-    tier = signature.partition(":")[0]
-    whole = Finding("I05", "s", "t", signature, tier, Severity.LEAK, "default", "a.py:1", "1", "2", "", 1)
-    return replace(whole, **changed)
+    return found(signature, **{"rule": "I05", "reach": "default", "where": "a.py:1", **changed})
 
 
 def names(entries: tuple[NotRun, ...]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import comb
@@ -13,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.findings import found
 from specsim.errors import UsageError
 from specsim.findings import baseline as files
 from specsim.findings.chance import ERRORS, by_chance, is_rise
 from specsim.findings.comparison import Baseline, Reach, compare, not_checked
-from specsim.verdict import Finding, NotRun, Severity, Suite, Verdict
+from specsim.verdict import NotRun, Suite, Verdict
 
 RACE, TOKEN = "scheduler:S2:race:x", "scheduler:I40:request:another-token"
 counts = st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
@@ -54,14 +54,9 @@ def test_what_is_met_in_all_schedules_and_was_rare_is_a_rise() -> None:
     assert not is_rise(5, 100, 0, 0, 1)  # nothing to compare it with
 
 
-def finding(signature: str, hits: int) -> Finding:
-    rule = signature.split(":")[1]
-    return Finding(rule, "s", "t", signature, "scheduler", Severity.LEAK, "unknown", "", "", "", "", hits)
-
-
 def verdict(schedules: int = 100, **hits: int) -> Verdict:
     names = {"race": RACE, "token": TOKEN}
-    findings = [finding(names[name], count) for name, count in hits.items()]
+    findings = [found(names[name], count=count) for name, count in hits.items()]
     return Verdict("t", 0, [Suite("scheduler", schedules=schedules)], findings)
 
 
@@ -97,7 +92,7 @@ def test_a_finding_of_one_radix_tree_is_new_only_beside_a_baseline_that_ran_it(t
     there.suites[0].trees = trees_there
     there.suites[0].not_run = [NotRun(IN_RUST, "it is not built")] if IN_RUST not in trees_there else []
     here.suites[0].trees = [IN_PYTHON, IN_RUST]
-    here.findings.append(replace(finding(RACE, 2), tree=IN_RUST))
+    here.findings.append(found(RACE, count=2, tree=IN_RUST))
     base = Baseline.of_verdict("b", there.to_json())
     here.baseline = compare(here, base)
     could_show = IN_RUST in trees_there

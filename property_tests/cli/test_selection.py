@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
+from property_tests.support.findings import found
 from property_tests.support.wrong_providers import WRONG
 from specsim.cli import main
 from specsim.commands import suites
@@ -30,7 +31,7 @@ BONUS = "ops:fill_bonus_tokens:kernel:fill_bonus_tokens"
 
 def finding(signature: str = BONUS, rule: str = "O1", reach: str = "default", severity: str = "leak") -> Finding:
     where = "guarded:a.py:1" if reach == "guarded" else reach
-    return Finding(rule, "s", "t", signature, "ops", Severity(severity), where, "", "1", "2", "", 1)
+    return found(signature, rule=rule, severity=Severity(severity), reach=where)
 
 
 def verdict(*findings: Finding, **more: Any) -> Verdict:

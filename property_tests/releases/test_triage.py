@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from property_tests.support.findings import found
 from specsim.engines.sglang.operations import FUNCTIONS
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, known_line, load, triage_line, triage_of
@@ -19,7 +20,7 @@ from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
 from specsim.tiers.scheduler.rules import BY_ID as RULES_OF_SCHEDULER
 from specsim.tiers.workers.rules import BY_ID as RULES_OF_WORKERS
 from specsim.tiers.workers.rules import signature_of
-from specsim.verdict import Finding, Severity
+from specsim.verdict import Severity
 
 ROOT = Path(__file__).parents[2]
 TRIAGE = TABLE["sglang"]
@@ -183,20 +184,7 @@ def test_every_report_is_of_an_entry() -> None:
     assert reports == {entry.upstream for entries in TABLE.values() for entry in entries if entry.upstream}
 
 
-FINDING = Finding(
-    rule="I31",
-    sentence="",
-    title="",
-    signature="accounting:I31:resolve",
-    tier="accounting",
-    severity=Severity.WRONG_RESULT,
-    reach="default",
-    where="",
-    expected="",
-    actual="",
-    replay="",
-    count=1,
-)
+FINDING = found("accounting:I31:resolve", severity=Severity.WRONG_RESULT, reach="default")
 
 
 THREADS = '[threads]\n"issue #1" = "open"\n'

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from property_tests.support.findings import found
 from property_tests.support.kept_rows import Row, kept_rows
 from property_tests.support.known_releases import FEW
 from specsim.engines.load import load_scheduler
@@ -26,7 +27,7 @@ from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.tiers.scheduler.answers import Counts
 from specsim.tiers.scheduler.forks import Starters, wanted
-from specsim.verdict import Finding, NotRun, Severity, Suite, Verdict
+from specsim.verdict import NotRun, Suite, Verdict
 
 OLD, NEW = FEW[2], RELEASES[-1]
 SECONDS = 60.0
@@ -62,22 +63,7 @@ def measured(release: str, defect: str, schedules: int) -> Row:
 def verdict_of(row: Row) -> Verdict:
     """What a check says of it."""
     findings = [
-        Finding(
-            rule="",
-            sentence="",
-            title="",
-            signature=signature,
-            tier="scheduler",
-            severity=Severity.LEAK,
-            reach="unknown",
-            where="",
-            expected="",
-            actual="",
-            replay="",
-            count=row["hits"][signature],
-            follows=follows,
-            wait=row["waits"].get(signature, ""),
-        )
+        found(signature, count=row["hits"][signature], follows=follows, wait=row["waits"].get(signature, ""))
         for signature, follows in row["follows"].items()
     ]
     return Verdict(

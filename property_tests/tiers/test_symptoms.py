@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from property_tests.support.findings import found
 from specsim.findings.comparison import Baseline, Reach, bring_forward, compare
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.answers import Counts
@@ -95,21 +96,7 @@ def test_each_schedule_that_shows_anything_shows_a_finding(schedules: list[tuple
 
 
 def finding(signature: str, follows: str = "", hits: int = 4, severity: Severity = Severity.METRIC) -> Finding:
-    return Finding(
-        rule=signature.split(":")[1],
-        sentence="s",
-        title="t",
-        signature=signature,
-        tier="scheduler",
-        severity=severity,
-        reach="unknown",
-        where="",
-        expected="",
-        actual="",
-        replay="",
-        count=hits,
-        follows=follows,
-    )
+    return found(signature, severity=severity, count=hits, follows=follows)
 
 
 def verdict(findings: list[Finding], symptoms: list[Finding], schedules: int = 9) -> Verdict:

@@ -51,15 +51,15 @@ class Case(msgspec.Struct, frozen=True):
 class Labelled:
     """A chooser that tells what it chose for what, and is told nothing of it."""
 
-    def __init__(self, chooser: Chooser, on_choice: Callable[[str, int], None] = lambda _label, _value: None) -> None:
+    def __init__(self, chooser: Chooser, note: Callable[[tuple[str, int]], None] = lambda _choice: None) -> None:
         self._chooser = chooser
-        self._on_choice = on_choice
+        self._note = note
         self._chosen: dict[str, list[int]] = {}
 
     def choose(self, bound: int, label: str) -> int:
         value = self._chooser.choose(bound, label)
         self._chosen.setdefault(label, []).append(value)
-        self._on_choice(label, value)
+        self._note((label, value))
         return value
 
     @property

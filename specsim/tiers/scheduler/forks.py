@@ -209,8 +209,7 @@ def _run_in_fork(started: StartedScheduler, setup: Setup, schedule: Wanted, shar
                 workload=case.users() if case is not None else None,
                 records=schedule.records,
                 traces=schedule.traces,
-                on_workload=trail.note,
-                on_choice=lambda label, value: trail.note([label, value]),
+                note=trail.note,
             )
             outcome = Ran(record if case is None else msgspec.structs.replace(record, tape=schedule.tape))
         except Exception as error:  # what the scheduler raises is a violation: this is of the adapter

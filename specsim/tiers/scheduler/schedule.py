@@ -81,19 +81,18 @@ def run_schedule(
     workload: Workload | None = None,
     records: bool = False,
     traces: bool = False,
-    on_workload: Callable[[dict[str, Any]], None] = lambda _plain: None,
-    on_choice: Callable[[str, int], None] = lambda _label, _value: None,
+    note: Callable[[Any], None] = lambda _what: None,
 ) -> Record:
     """Draw what users do from the chooser, unless it is the `workload` that is given, and run it. The setup's choice
     was made. With `records` the record has `steps` and `lives`, for a page; with `traces` the target's functions that
-    `ran`. `on_workload` and `on_choice` are told what is run, as it is known.
+    `ran`. `note` is told what is run as it is known: the workload in plain JSON, then (label, value) of each choice.
     """
     if records:
         started.record()
     workload = workload or draw_workload(chooser, setup, started.decode)
     plain = workload.plain()
-    on_workload(plain)
-    labelled = Labelled(chooser, on_choice)
+    note(plain)
+    labelled = Labelled(chooser, note)
     users = Users(started, workload, setup)
     violations: list[Violation] = []
     codes: dict[int, CodeType] = {}
