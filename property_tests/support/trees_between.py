@@ -22,6 +22,7 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 
 from property_tests.support.kept_rows import Row, kept_rows
+from property_tests.support.planted_findings import OLD
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.target import ReleaseTarget
@@ -29,7 +30,6 @@ from specsim.lifting.cache import open_cache
 from specsim.tiers.scheduler.setups import rows_of
 
 TREES = 20
-FIRST = "0.5.12"
 FOLDERS = ("managers", "mem_cache", "speculative", "sampling", "session", "model_executor")
 PACKAGE = "sglang"
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -135,7 +135,7 @@ def trees() -> list[tuple[str, str, str]]:
     fit those come first that changed most.
     """
     versions = list(RELEASES)
-    left = {pair: changed(*pair) for pair in pairwise(versions[versions.index(FIRST) :])}
+    left = {pair: changed(*pair) for pair in pairwise(versions[versions.index(OLD) :])}
 
     def drawn() -> Iterator[tuple[str, str, str]]:
         for pair in cycle(left):
