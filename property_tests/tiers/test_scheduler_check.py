@@ -18,6 +18,7 @@ from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.engines.sglang.scheduler.target import RUST_TREE, SglangScheduler
 from specsim.engines.target import ReleaseTarget
+from specsim.engines.triage import TABLE
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.replay_file import SchedulerReplay
@@ -272,3 +273,18 @@ def test_a_baseline_is_checked_as_its_target_is(tmp_path: Path) -> None:
     assert alike_of(asked(tmp_path), options) == options
     of_a_mutant = alike_of(asked(tmp_path, only="scheduler", mutant="P07", fixtures=None), options)
     assert of_a_mutant == {**options, "--only": "scheduler", "--no-known": None}
+
+
+def test_another_rule_that_a_replay_breaks_has_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = stored_by(monkeypatch, "wrong token", TOKEN)
+    entry = next(one for one in TABLE["sglang"] if one.signature.startswith("scheduler:") and one.first)
+    target = f"sglang=={entry.first}"
+    violations: list[Any] = [
+        {"rule": signature.split(":")[1], "part": "p", "who": "", "expected": "", "actual": "", "details": ()}
+        | {"signature": signature}
+        for signature in (TOKEN, entry.signature)
+    ]
+    answer = {"judged": True, "setup": "", "workload": {}, "events": [], "violations": violations, "digest": ""}
+    lines = [line.text for line in TIERS["scheduler"].explain(stored, target, answer).lines]
+    assert lines[-2:] == [entry.line, ""]
+    assert sum(line.startswith("known") for line in lines) == 1

@@ -119,6 +119,7 @@ class SchedulerTier:
         return Outcome(state, reason, "", stored.part, answer["same_source"], before, code=code)
 
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
+        from specsim.engines.triage import known_line
         from specsim.tiers.scheduler.workload import turn_text
 
         named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
@@ -133,6 +134,8 @@ class SchedulerTier:
                 lines.append(Line("rule", f"{label}: {violation['part']} {violation['who']}".rstrip(), "rule"))
                 lines.append(Line("", f"expected {violation['expected']}, seen {violation['actual']}"))
                 lines += [Line("", text) for text in violation["details"]]
+                if not stored.is_shown(violation) and (known := known_line(target, violation["signature"])):
+                    lines.append(Line("", known))
             lines.append(Line("digest", answer["digest"]))
         return Explanation(
             label_of(self.rules, stored.rule), f" on {named}", tuple(lines), "launches and violations are"
