@@ -12,12 +12,12 @@ from property_tests.support.bugs_page import of_users, page, row
 from property_tests.support.checked_features import ALWAYS, FEATURES, Feature, judged_of
 from specsim.commands.suites import FIXTURES
 from specsim.engine.features import FEATURES as ACCOUNTING_FEATURES
-from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import Triage
 from specsim.findings.explain import fixtures_of
 from specsim.lifting.source import SourceTree
-from specsim.tiers.scheduler import workload
+from specsim.world import workload
+from specsim.world.scheduler import Setup
 
 ROOT = Path(__file__).parents[2]
 ROWS = [" | ".join(row(entry)) for entry in of_users()]

@@ -280,7 +280,7 @@ _OF_OS = {"open", "replace", "rename", "link", "symlink", "makedirs", "mknod", "
 MAY = {
     "specsim/compiled/build.py: copytree",  # into a scratch folder of the cache
     "specsim/compiled/build.py: os.replace",  # a folder of the cache that is whole
-    "specsim/engines/sglang/scheduler/unpack.py: os.rename",  # likewise
+    "specsim/world/unpack.py: os.rename",  # likewise
     "specsim/lifting/source.py: mkdir",  # into a scratch folder of the cache
     "specsim/lifting/source.py: write_bytes",  # likewise
 }

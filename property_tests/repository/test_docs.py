@@ -19,9 +19,9 @@ from specsim.cli import app
 from specsim.contracts.__main__ import page as operations_page
 from specsim.rules.table import RULES as ACCOUNTING_RULES
 from specsim.tiers.ops.rules import RULES
-from specsim.tiers.scheduler.rules import OWN_RULES
 from specsim.tiers.workers.rules import WORKER_RULES
 from specsim.verdict import Severity
+from specsim.world.rules import OWN_RULES
 
 ROOT = Path(__file__).parents[2]
 CHECK = (ROOT / "docs" / "check.md").read_text()

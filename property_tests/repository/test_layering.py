@@ -56,15 +56,16 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "interpreter": layer("errors contracts", "torch triton numpy"),
     "vdevice": layer("errors choices interpreter", "torch triton numpy"),
     "lifting": layer("errors isolation files", "packaging torch triton"),
+    "world": layer("errors isolation files verdict choices rules contracts lifting", "msgspec numpy"),
     "engines": layer(
-        "errors isolation files verdict choices engine rules contracts interpreter lifting vdevice",
+        "errors isolation files verdict choices engine rules contracts interpreter lifting vdevice world",
         "packaging torch triton numpy msgspec",
     ),
     "compiled": layer("errors isolation files lifting"),
     "mutation": layer("errors compiled", "msgspec"),
     "tiers": layer(
         "deadline errors interrupts isolation files verdict replay_file choices engine rules reference contracts "
-        "kernels interpreter lifting engines compiled mutation",
+        "kernels interpreter lifting world engines compiled mutation",
         "torch triton msgspec",
     ),
     "selfcheck": layer(
@@ -73,12 +74,13 @@ LAYERS = {  # each may use only layers that stand before it in this table
         "torch msgspec",
     ),
     "bench": layer(
-        "deadline errors interrupts verdict choices engine rules reference contracts kernels interpreter lifting "
+        "deadline errors interrupts verdict choices engine rules reference contracts kernels interpreter lifting world "
         "engines compiled tiers",
         "torch triton",
     ),
     "findings": layer(
-        "errors interrupts isolation files verdict replay_file choices engine rules contracts lifting engines tiers",
+        "errors interrupts isolation files verdict replay_file choices engine rules contracts lifting world engines "
+        "tiers",
         "packaging",
     ),
     "fuzz": layer(

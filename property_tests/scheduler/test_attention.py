@@ -7,8 +7,7 @@ import pytest
 
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import RANKED, Row
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, FIRST_TOKEN, extended, likely, next_token
+from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, extended, likely, next_token
 
 TOKENS = [11, 25, 31, 44, 52, 63]
 

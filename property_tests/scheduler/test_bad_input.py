@@ -10,7 +10,7 @@ import pytest
 
 from property_tests.support.scheduler_checkouts import checkout, specsim
 from specsim.engines.sglang.scheduler.boot import HOOKS
-from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
+from specsim.world.fakes import Answers, DriftError, Fake
 
 MODULES = {
     "server_args": "class ServerArgs:\n    def __init__(self, **_): ...\n"

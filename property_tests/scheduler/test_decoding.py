@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from specsim.engines.real_scheduler import LogprobRow
 from specsim.engines.sglang.scheduler import decoding
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
 from specsim.engines.sglang.scheduler.decoding import BIAS, PENALTY, Wanted, decoded
-from specsim.engines.sglang.scheduler.hash_model import Prefixes, likely, prefix_of
-from specsim.engines.sglang.scheduler.hash_model import decoded as plain
-from specsim.tiers.scheduler.state import _alike
+from specsim.world.hash_model import VOCABULARY, Prefixes, likely, prefix_of
+from specsim.world.hash_model import decoded as plain
+from specsim.world.scheduler import LogprobRow
+from specsim.world.state import _alike
 
 torch = pytest.importorskip("torch")
 registry = pytest.importorskip("specsim.contracts.registry")

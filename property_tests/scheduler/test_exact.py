@@ -15,16 +15,15 @@ from property_tests.support.toy_scheduler import ToyTarget
 from specsim.choices.chooser import replayed
 from specsim.contracts.enumeration import target_distribution
 from specsim.contracts.registry import OPS
-from specsim.engines.real_scheduler import Setup
 from specsim.engines.sgl_kernel_module import module_of
 from specsim.engines.sglang.scheduler import exact
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
 from specsim.engines.sglang.scheduler.exact import Choices, DrawError, Drawing
-from specsim.engines.sglang.scheduler.hash_model import FIRST_TOKEN
 from specsim.errors import UsageError
 from specsim.tiers.messages import End, Request, Weigh, Weighed
 from specsim.tiers.scheduler import lossless
 from specsim.vdevice import simulate
+from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY
+from specsim.world.scheduler import Setup
 
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
 NDT = 3  # a chain of two drafts

@@ -11,9 +11,9 @@ import pytest
 
 from property_tests.support.known_releases import FEW
 from specsim.engines.sglang.releases import RELEASES
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.isolation.environment import of_target
 from specsim.lifting.source import SourceTree
-from specsim.tiers.scheduler.setups import SETUPS
 
 V1, V2, NEWEST = FEW[2], FEW[-1], RELEASES[-1]
 """Releases whose worker is of spec v1 where batches do not overlap, of spec v2, and one with mixed chunks."""

@@ -13,12 +13,12 @@ import pytest
 
 from property_tests.support.known_releases import FEW
 from property_tests.support.scheduler_checkouts import checkout, specsim
-from specsim.engines.real_scheduler import Setup
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.planted import planted
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.lifting.source import SourceTree
 from specsim.tiers.scheduler.answers import PER_RUST
-from specsim.tiers.scheduler.setups import SETUPS, rows_of
+from specsim.world.scheduler import Setup, rows_of
 
 RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unfinished_req:the-model"
 ENDS = "scheduler:I40:request"
@@ -99,7 +99,7 @@ def test_the_first_schedules_find_the_row_write_and_tokens_behind_an_end(
     assert not [line for line in details if "scheduler/worker.py" in line]  # a line of ours is none of the release's
     (suite,) = verdict["suites"]
     refused = {entry["what"]: entry["why"] for entry in suite["not_run"] if not entry["what"].startswith("schedules ")}
-    setups = [SETUPS[row] for row in rows_of("fake")]
+    setups = [SETUPS[row] for row in rows_of(SETUPS, "fake")]
     assert refused == {f"setup {setup.name}": why for setup in setups if (why := refusal(setup))}
     assert suite["schedules"] == FIRST - sum(bool(refusal(setups[i % len(setups)])) for i in range(FIRST))
 

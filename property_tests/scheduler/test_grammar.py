@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specsim.engines.sglang.scheduler.fakes import Answers
 from specsim.engines.sglang.scheduler.grammar import Backend, Grammar
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer, text_of
+from specsim.world.fakes import Answers
 
 KEY = ("regex", text_of((5, 6)))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, FIRST_TOKEN, Prefixes, decoded, extended, next_token
+from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, Prefixes, decoded, extended, next_token
 
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20)
 

@@ -18,10 +18,11 @@ from specsim.isolation.processes import end, start
 IMPORTING = """
 import json, sys
 from pathlib import Path
-from specsim.engines.sglang.scheduler.clock import Surroundings
-from specsim.engines.sglang.scheduler.imports import install
+from specsim.world.clock import Surroundings
+from specsim.engines.sglang.scheduler.imports import PACKAGES
+from specsim.world.packages import install
 around = Surroundings()
-install(Path(sys.argv[1]), "made", around.modules, {}, None)
+install(Path(sys.argv[1]), "made", PACKAGES, around.modules, {}, None)
 noise = [object() for _ in range(int(sys.argv[2]))]  # what is at which address differs
 answers = {}
 for name in sys.argv[3:]:

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from property_tests.support.source_files import ROOT
-from specsim.engines.sglang.scheduler.clock import Surroundings
+from specsim.world.clock import Surroundings
 
 IMPORTING = """
 import json, sys
 from pathlib import Path
-from specsim.engines.sglang.scheduler.clock import Surroundings
-from specsim.engines.sglang.scheduler.imports import install
+from specsim.world.clock import Surroundings
+from specsim.engines.sglang.scheduler.imports import PACKAGES
+from specsim.world.packages import install
 around = Surroundings()
-install(Path(sys.argv[1]), "made", around.modules, {}, EDIT)
+install(Path(sys.argv[1]), "made", PACKAGES, around.modules, {}, EDIT)
 import made.module
 print(json.dumps(made.module.ANSWER))
 """
@@ -112,10 +113,11 @@ def test_an_edit_changes_what_is_run_and_no_file(answer: Any, tmp_path: Path) ->
 PROBING = """
 import json, sys
 from pathlib import Path
-from specsim.engines.sglang.scheduler.clock import Surroundings
-from specsim.engines.sglang.scheduler.imports import Probes, install
+from specsim.world.clock import Surroundings
+from specsim.engines.sglang.scheduler.imports import PACKAGES
+from specsim.world.packages import Probes, install
 probes = Probes(("mod",))
-install(Path(sys.argv[1]), "made", Surroundings().modules, {}, None, probes)
+install(Path(sys.argv[1]), "made", PACKAGES, Surroundings().modules, {}, None, probes)
 import made.module, made.other
 said = [made.module.f(True), probes.lines(), made.other.f(), made.module.f(False), probes.lines()]
 probes.clear()

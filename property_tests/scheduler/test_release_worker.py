@@ -12,13 +12,12 @@ import pytest
 from property_tests.support.boot_scheduler import booted
 from property_tests.support.known_releases import FEW, FIXTURES, NEWEST
 from property_tests.support.scheduler_checkouts import specsim
-from specsim.engines.real_scheduler import SAMPLINGS, Setup
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler import attention
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
-from specsim.engines.sglang.scheduler.hash_model import FIRST_TOKEN, next_token
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.lifting.source import SourceTree
-from specsim.tiers.scheduler.setups import SETUPS, rows_of
+from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, next_token
+from specsim.world.scheduler import SAMPLINGS, Setup, rows_of
 
 OWN = {"worker": "release", "max_total_tokens": 1024}
 GRAPHS = {**OWN, "cuda_graphs": True}
@@ -147,7 +146,7 @@ def test_bad_input_is_a_sentence(arguments: tuple[str, ...]) -> None:
 
 
 def test_every_setup_of_a_release_worker_is_one_that_a_server_can_have() -> None:
-    chosen = [SETUPS[row] for row in rows_of("release")]
+    chosen = [SETUPS[row] for row in rows_of(SETUPS, "release")]
     assert {setup.worker for setup in chosen} == {"release"}
     assert not any(setup.beyond_guards for setup in chosen)
     assert {(setup.graphs, setup.topk > 1) for setup in chosen} == {
@@ -160,7 +159,7 @@ def test_every_setup_of_a_release_worker_is_one_that_a_server_can_have() -> None
         (True, True),
         (False, False),
     }
-    assert not any(setup.sampled for setup in map(SETUPS.__getitem__, rows_of("fake")))
+    assert not any(setup.sampled for setup in map(SETUPS.__getitem__, rows_of(SETUPS, "fake")))
 
 
 def test_what_samples_a_request_leaves_the_most_likely_token_alone() -> None:

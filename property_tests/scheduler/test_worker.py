@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
-from specsim.engines.sglang.scheduler.hash_model import Prefixes, decoded, logprob_row
 from specsim.engines.sglang.scheduler.worker import (
     UNWRITTEN,
     BadValue,
@@ -24,6 +22,8 @@ from specsim.engines.sglang.scheduler.worker import (
     Penalized,
     Worker,
 )
+from specsim.world.fakes import Answers, DriftError, Fake
+from specsim.world.hash_model import Prefixes, decoded, logprob_row
 
 PROMPT = [11, 12, 13, 14, 15]
 DRAFTS = 4

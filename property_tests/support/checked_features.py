@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from specsim.engines.sglang.accounting import FEATURES_OF_RELEASES
-from specsim.tiers.scheduler.setups import SETUPS, rows_of
-from specsim.tiers.scheduler.workload import FEATURES as DRAWN
+from specsim.engines.sglang.scheduler.setups import SETUPS
+from specsim.world.scheduler import rows_of
+from specsim.world.workload import FEATURES as DRAWN
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ALWAYS = "always"
@@ -38,7 +39,7 @@ class Feature:
         """Whether the scheduler tier with this worker draws it."""
         if ALWAYS in self.setup or self.drawn in DRAWN:
             return True
-        setups = (SETUPS[row] for row in rows_of(worker))
+        setups = (SETUPS[row] for row in rows_of(SETUPS, worker))
         return bool(self.setup) and any(setup.settings.keys() >= set(self.setup) for setup in setups)
 
     def is_run_by_accounting(self, features: Collection[str]) -> bool:

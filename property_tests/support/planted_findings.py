@@ -21,13 +21,14 @@ from property_tests.support.known_releases import FEW
 from specsim.engines.load import load_scheduler
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.planted import planted, worker_of
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.target import ReleaseTarget
 from specsim.findings.comparison import Baseline, bring_forward, compare
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.tiers.scheduler.answers import Counts
-from specsim.tiers.scheduler.forks import Starters, wanted
 from specsim.verdict import NotRun, Suite, Verdict
+from specsim.world.forks import Starters, wanted
 
 OLD, NEW = FEW[2], RELEASES[-1]
 SECONDS = 60.0
@@ -49,7 +50,7 @@ def measured(release: str, defect: str, schedules: int) -> Row:
     counts, starters = Counts(), Starters(target)
     try:
         for index in range(schedules):
-            schedule = wanted(0, index, SECONDS)
+            schedule = wanted(SETUPS, 0, index, SECONDS)
             counts.take(schedule, starters.run(schedule))
     finally:
         starters.close()

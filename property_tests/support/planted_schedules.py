@@ -15,13 +15,14 @@ import msgspec
 
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.planted import edit_of
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
 from specsim.lifting.planted import Planted
-from specsim.tiers.scheduler import workload
 from specsim.tiers.scheduler.answers import violations_of
-from specsim.tiers.scheduler.forks import NotStarted, Starters, wanted
+from specsim.world import workload
+from specsim.world.forks import NotStarted, Starters, wanted
 
 SECONDS = 60.0
 
@@ -36,7 +37,7 @@ def main(
     root = folder_of(ReleaseTarget(version), open_cache(None))
     starters = Starters(SglangScheduler(root, edit_of(defect) if edit else None))
     try:
-        schedules = (wanted(0, index, SECONDS) for index in range(int(count)))
+        schedules = (wanted(SETUPS, 0, index, SECONDS) for index in range(int(count)))
         outcomes = [starters.run(msgspec.structs.replace(s, tape=(int(setup),)) if setup else s) for s in schedules]
     finally:
         starters.close()

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import sglang_scheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.replay_file import SchedulerReplay
 from specsim.tiers.scheduler.answers import again, violations_of
-from specsim.tiers.scheduler.forks import NotStarted, Ran, Starters, Wanted, wanted
 from specsim.verdict import NotRun
+from specsim.world.forks import NotStarted, Ran, Starters, Wanted, wanted
 
 SCHEDULES = 42  # of a release that its tests run: three of each setup
 SECONDS = 60.0
@@ -61,7 +62,7 @@ def main(version: str, count: str, *files: str) -> None:
         loaded = {Path(file).stem: replay_file.load(Path(file)) for file in files}
         stored = {name: one for name, one in loaded.items() if isinstance(one, SchedulerReplay)}
         answer = {
-            "schedules": [run(wanted(0, index, SECONDS)) for index in range(int(count))],
+            "schedules": [run(wanted(SETUPS, 0, index, SECONDS)) for index in range(int(count))],
             "files": {
                 name: run(again(one, SECONDS)) for name, one in stored.items() if isinstance(one, SchedulerReplay)
             },

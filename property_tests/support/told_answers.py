@@ -9,11 +9,12 @@ import json
 import sys
 
 from specsim.engines.sglang.scheduler.importable import folder_of
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
 from specsim.tiers.scheduler.answers import violations_of
-from specsim.tiers.scheduler.forks import Starters, wanted
+from specsim.world.forks import Starters, wanted
 
 REASON = "req.finished_reason.to_json() if req.finished_reason else None"
 MISTAKES = {
@@ -45,7 +46,7 @@ def main(version: str, count: str, mistake: str) -> None:
     target = ReleaseTarget(version)
     starters = Starters(SglangScheduler(folder_of(target, open_cache(None)), edited))
     try:
-        outcomes = [starters.run(wanted(0, index, SECONDS)) for index in range(int(count))]
+        outcomes = [starters.run(wanted(SETUPS, 0, index, SECONDS)) for index in range(int(count))]
     finally:
         starters.close()
     print(json.dumps(sorted({v.signature for outcome in outcomes for v in violations_of(outcome)})))

@@ -12,10 +12,12 @@ from typing import Any
 
 from specsim.choices.chooser import Chooser
 from specsim.contracts.enumeration import Distribution, Tokens
-from specsim.engines.probe import Broken
-from specsim.engines.real_scheduler import (
+from specsim.engines.sglang.scheduler.setups import SETUPS
+from specsim.lifting.changes import Function
+from specsim.world.scheduler import (
     MODEL,
     Answer,
+    Broken,
     Launch,
     Load,
     LogprobRow,
@@ -30,7 +32,6 @@ from specsim.engines.real_scheduler import (
     Turn,
     WrongContent,
 )
-from specsim.lifting.changes import Function
 
 DEFECTS = (
     "wrong token",
@@ -111,7 +112,7 @@ RAN = {"toy.py": [1, 2, 9]}
 
 
 class ToyScheduler:
-    """See `specsim.engines.real_scheduler.StartedScheduler`."""
+    """See `specsim.world.scheduler.StartedScheduler`."""
 
     def __init__(self, setup: Setup, defect: str) -> None:
         assert defect in ("", *DEFECTS)
@@ -336,10 +337,11 @@ class ToyScheduler:
 
 @dataclass(slots=True)
 class ToyTarget:
-    """See `specsim.engines.real_scheduler.SchedulerTarget`."""
+    """See `specsim.world.scheduler.SchedulerTarget`."""
 
     defect: str = ""
     has_rust_tree: bool = False
+    setups: Sequence[Setup] = SETUPS
     where: str = "toy.py:1"
     source_hash: str = "0" * 16
 

@@ -25,9 +25,10 @@ from property_tests.support.kept_rows import Row, kept_rows
 from property_tests.support.planted_findings import OLD
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.importable import folder_of
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
-from specsim.tiers.scheduler.setups import rows_of
+from specsim.world.scheduler import rows_of
 
 TREES = 20
 FOLDERS = ("managers", "mem_cache", "speculative", "sampling", "session", "model_executor")
@@ -155,7 +156,7 @@ def row(older: str, newer: str, file: str) -> Row:
         shutil.copytree(root_of(older) / PACKAGE, tree / PACKAGE)
         shutil.copyfile(root_of(newer) / PACKAGE / file, tree / PACKAGE / file)
         command = [sys.executable, "-m", "specsim", "check", f"sglang@{tree}", "--only", "scheduler", "--no-shrink"]
-        command += ["--schedules", str(len(rows_of("fake"))), "--json", str(out), "--out", str(folder / "out")]
+        command += ["--schedules", str(len(rows_of(SETUPS, "fake"))), "--json", str(out), "--out", str(folder / "out")]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         verdict = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     suites = verdict.get("suites", [])

@@ -14,8 +14,8 @@ from property_tests.support.toy_scheduler import ToyScheduler, ToyTarget
 from specsim import replay_file
 from specsim.commands.one_target import alike_of
 from specsim.commands.suites import Asked, _lanes
-from specsim.engines.real_scheduler import Setup
-from specsim.engines.sglang.scheduler.imports import REAL
+from specsim.engines.sglang.scheduler.imports import PACKAGES
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import RUST_TREE, SglangScheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.engines.triage import TABLE
@@ -25,9 +25,9 @@ from specsim.replay_file import SchedulerReplay
 from specsim.tiers.messages import At, Check, End, Found, Replay, Request, Shrink, Shrunk
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
-from specsim.tiers.scheduler.forks import wanted
-from specsim.tiers.scheduler.setups import SETUPS, rows_of
 from specsim.verdict import Covered
+from specsim.world.forks import wanted
+from specsim.world.scheduler import Setup, rows_of
 
 TOKEN = "scheduler:I40:request:another-token"
 
@@ -99,7 +99,9 @@ def test_the_radix_tree_in_rust_has_schedules_beside_and_behind_the_others(monke
     with_one, without = (checked(monkeypatch, "", has_rust_tree=has_one, count=12) for has_one in (True, False))
     assert (end_of(with_one).schedules, end_of(without).schedules) == (14, 12)
     assert end_of(with_one).trees == ["radix tree in Rust"]
-    assert end_of(with_one).setups == end_of(without).setups == [SETUPS[row].name for row in rows_of("fake")[:12]]
+    assert (
+        end_of(with_one).setups == end_of(without).setups == [SETUPS[row].name for row in rows_of(SETUPS, "fake")[:12]]
+    )
     assert end_of(without).trees == []
 
 
@@ -112,7 +114,7 @@ def test_a_finding_on_the_radix_tree_in_rust_says_whether_it_is_of_that_alone(
 
     monkeypatch.setattr(ToyTarget, "start", start)
     monkeypatch.setattr(
-        answers, "_drawn", lambda _request, _trees: (wanted(0, i, 20.0, rust_tree=True) for i in range(4))
+        answers, "_drawn", lambda _request, _trees: (wanted(SETUPS, 0, i, 20.0, rust_tree=True) for i in range(4))
     )
     found = found_in(checked(monkeypatch, "wrong token", has_rust_tree=True, shrinks=False), TOKEN)[-1].finding
     assert found.tree == ("" if in_python else "radix tree in Rust")
@@ -143,7 +145,7 @@ def test_what_had_no_time_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_release_imports_in_earnest_comes_with_specsim() -> None:
-    assert [name for name in sorted(REAL) if importlib.util.find_spec(name) is None] == []
+    assert [name for name in sorted(PACKAGES.real) if importlib.util.find_spec(name) is None] == []
 
 
 def asked(tmp_path: Path, **fields: Any) -> Asked:
@@ -182,7 +184,7 @@ def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: py
             return super().start(setup)
 
     monkeypatch.setattr(answers, "load_target", lambda _request: Refusing(""))
-    messages, rows = _Sent(), [SETUPS[row] for row in rows_of("fake")]
+    messages, rows = _Sent(), [SETUPS[row] for row in rows_of(SETUPS, "fake")]
     request = Request(
         tier="scheduler", target="sglang==0", cache="", seed=0, count=len(rows), seconds=60.0, hang_seconds=20.0
     )

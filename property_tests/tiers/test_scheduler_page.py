@@ -12,16 +12,17 @@ import pytest
 from property_tests.support.pages import HOSTILE, Outline, payload_in
 from property_tests.support.toy_scheduler import ToyTarget
 from specsim.choices.chooser import Tape
-from specsim.engines.real_scheduler import END, MODEL, Step
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.replay_file import SchedulerReplay
 from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.render import html_of
 from specsim.report.perfetto import trace_of
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler.answers import answer_of, case_of
-from specsim.tiers.scheduler.forks import Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.page import WRONG, Lanes, play_of
-from specsim.tiers.scheduler.rules import BY_ID
+from specsim.world.forks import Ran, Starters, Wanted, wanted
+from specsim.world.rules import BY_ID
+from specsim.world.scheduler import END, MODEL, Step
 
 HERE = Shown("sglang==0", "specsim replay x.json", "Reproduced, bit for bit.")
 
@@ -30,7 +31,7 @@ def recorded(defect: str, tape: Tape = ()) -> tuple[SchedulerReplay, dict[str, A
     """The replay file of a toy's finding, and the answer of its recorded replay as JSON has it."""
     starters = Starters(ToyTarget(defect))
     try:
-        schedule = Wanted(tape) if tape else wanted(0, 0, 20.0)
+        schedule = Wanted(tape) if tape else wanted(SETUPS, 0, 0, 20.0)
         first = starters.run(schedule)
         assert isinstance(first, Ran)
         case = case_of(schedule, first)

@@ -9,15 +9,15 @@ from msgspec import structs
 
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
-from specsim.engines.real_scheduler import Answer, Load, RequestState, Setup
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.tiers.scheduler.answers import Counts, _differing, violations_of
-from specsim.tiers.scheduler.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
-from specsim.tiers.scheduler.rules import BY_ID
-from specsim.tiers.scheduler.setups import SETUPS
-from specsim.tiers.scheduler.state import lengths
-from specsim.tiers.scheduler.users import Users
-from specsim.tiers.scheduler.watch import PATIENCE
-from specsim.tiers.scheduler.workload import CONTEXT, Workload, draw_workload
+from specsim.world.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
+from specsim.world.rules import BY_ID
+from specsim.world.scheduler import Answer, Load, RequestState, Setup
+from specsim.world.state import lengths
+from specsim.world.users import Users
+from specsim.world.watch import PATIENCE
+from specsim.world.workload import CONTEXT, Workload, draw_workload
 
 EXPECTED = {
     "wrong token": "I40",
@@ -68,7 +68,7 @@ def outcomes(defect: str, count: int, seconds: float = 20.0) -> Iterator[Outcome
     starters = Starters(ToyTarget(defect))
     try:
         for index in range(count):
-            yield starters.run(wanted(0, index, seconds))
+            yield starters.run(wanted(SETUPS, 0, index, seconds))
     finally:
         starters.close()
 
@@ -80,7 +80,7 @@ def test_a_scheduler_that_is_right_breaks_no_rule() -> None:
 
 
 def test_the_functions_that_a_schedule_runs_are_noted_where_they_are_asked_for() -> None:
-    starters, schedule = Starters(ToyTarget("")), wanted(0, 0, 20.0)
+    starters, schedule = Starters(ToyTarget("")), wanted(SETUPS, 0, 0, 20.0)
     try:
         plain, traced = starters.run(schedule), starters.run(structs.replace(schedule, traces=True))
     finally:
@@ -130,7 +130,7 @@ def test_a_schedule_is_the_same_in_two_processes() -> None:
 def test_a_tape_gives_its_schedule_again() -> None:
     starters = Starters(ToyTarget("wrong token"))
     try:
-        first = starters.run(wanted(3, 14, 20.0))
+        first = starters.run(wanted(SETUPS, 3, 14, 20.0))
         assert isinstance(first, Ran)
         again = starters.run(Wanted(first.record.tape))
     finally:

@@ -14,7 +14,7 @@ from specsim.engine.request import Turn
 from specsim.engine.workload import draw_scenario
 from specsim.tiers.accounting.answers import _plain
 from specsim.tiers.accounting.shown import request_lines, settings_line
-from specsim.tiers.scheduler.workload import turn_text
+from specsim.world.workload import turn_text
 
 
 def test_settings_by_default_are_left_out() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from property_tests.support.findings import found
 from specsim.findings.comparison import Baseline, Reach, bring_forward, compare
-from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.answers import Counts
-from specsim.tiers.scheduler.forks import Ran, Wanted
-from specsim.tiers.scheduler.rules import Violation, signature_of
-from specsim.tiers.scheduler.schedule import Record
 from specsim.verdict import Finding, Severity, Suite, Verdict, of_one_wait, with_severity_of_symptoms
+from specsim.world import rules
+from specsim.world.forks import Ran, Wanted
+from specsim.world.rules import Violation, signature_of
+from specsim.world.schedule import Record
 
 RACE, CONTENT, LEAK = (signature_of(rule.id, "x") for rule in (rules.RACE, rules.CONTENT_READ, rules.LEAK_AT_IDLE))
 SIGNATURES = [signature_of(rule, part) for rule in (*rules.CAUSES[:6], "I24") for part in ("x", "y")]
@@ -33,6 +33,7 @@ def ran(*signatures: str, iterations: int = 9) -> Ran:
         Record(
             tape=(),
             setup="default",
+            settings={},
             workload={},
             choices={},
             iterations=iterations,

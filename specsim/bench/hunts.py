@@ -287,8 +287,8 @@ def _found(target: str, schedules: int, is_over: Callable[[], bool], worker: str
 def main() -> None:
     from specsim.engines.load import load_scheduler
     from specsim.tiers.scheduler.answers import violations_of
-    from specsim.tiers.scheduler.forks import Starters, wanted
     from specsim.verdict import NotRun
+    from specsim.world.forks import Starters, wanted
 
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a release prints is no answer
@@ -304,7 +304,9 @@ def main() -> None:
     starters = Starters(scheduler)
     for line in sys.stdin:
         schedule = json.loads(line)
-        outcome = starters.run(wanted(schedule["seed"], schedule["index"], HANG_SECONDS, wish["worker"]))
+        outcome = starters.run(
+            wanted(scheduler.setups, schedule["seed"], schedule["index"], HANG_SECONDS, wish["worker"])
+        )
         print(json.dumps([violation.signature for violation in violations_of(outcome)]), file=answers, flush=True)
     starters.close()
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -115,16 +115,16 @@ def measure(target: str, worker: str, schedules: int, rounds: int) -> Spent:
     from specsim.engines.load import load_scheduler
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
-    from specsim.tiers.scheduler.forks import freeze
-    from specsim.tiers.scheduler.setups import rows_of
     from specsim.verdict import NotRun
+    from specsim.world.forks import freeze
+    from specsim.world.scheduler import rows_of
 
     scheduler = load_scheduler(parse_target(target), open_cache())
     if isinstance(scheduler, NotRun):
         raise UsageError(f"the scheduler of {target} is not run: {scheduler.why}", "name another target")
     freeze()
     spent = Spent(time.process_time(), [], [])
-    rows = len(rows_of(worker))
+    rows = len(rows_of(scheduler.setups, worker))
     for number in range(min(rows, schedules)):
         reader, writer = os.pipe()
         if os.fork() == 0:
@@ -142,11 +142,10 @@ def measure(target: str, worker: str, schedules: int, rounds: int) -> Spent:
 
 def _measured(scheduler: Any, worker: str, indices: Sequence[int], rounds: int) -> tuple[list[float], list[Cost]]:
     """In a starter: CPU seconds of the start, and schedules of one setup; none where the release refuses the setup."""
-    from specsim.tiers.scheduler.forks import settle, wanted
-    from specsim.tiers.scheduler.setups import SETUPS
+    from specsim.world.forks import settle, wanted
 
     began = time.process_time()
-    setup = SETUPS[wanted(0, indices[0], 0.0, worker).tape[0]]
+    setup = wanted(scheduler.setups, 0, indices[0], 0.0, worker).setup(scheduler.setups)
     try:
         started = scheduler.start(setup)
     except UsageError:
@@ -154,24 +153,24 @@ def _measured(scheduler: Any, worker: str, indices: Sequence[int], rounds: int) 
     settle()
     seconds = time.process_time() - began
     return [seconds], [
-        min((_cost(started, setup, worker, index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds)
+        min((_cost(started, scheduler.setups, worker, index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds)
         for index in indices
     ]
 
 
-def _cost(started: Any, setup: Any, worker: str, index: int) -> Cost:
+def _cost(started: Any, setups: Sequence[Any], worker: str, index: int) -> Cost:
     """Run one schedule in a fork."""
-    from specsim.tiers.scheduler.forks import wanted
-    from specsim.tiers.scheduler.schedule import run_schedule
-    from specsim.tiers.scheduler.setups import SETUPS
+    from specsim.world.forks import wanted
+    from specsim.world.schedule import run_schedule
 
     began = time.process_time()
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        chooser = wanted(0, index, 0.0, worker).chooser()
-        chooser.choose(len(SETUPS), "setup")
-        record = run_schedule(started, setup, chooser)
+        schedule = wanted(setups, 0, index, 0.0, worker)
+        chooser = schedule.chooser()
+        chooser.choose(len(setups), "setup")
+        record = run_schedule(started, schedule.setup(setups), chooser)
         os.write(writer, json.dumps([record.iterations, record.requests]).encode())
         os._exit(0)
     _, _, usage = os.wait4(pid, 0)

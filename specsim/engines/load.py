@@ -24,7 +24,7 @@ from specsim.verdict import NotRun
 if TYPE_CHECKING:
     from specsim.contracts.provider import Provider
     from specsim.engines.probe import Probe
-    from specsim.engines.real_scheduler import SchedulerTarget
+    from specsim.world.scheduler import SchedulerTarget
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
 MODEL_PROVIDER = ("specsim.kernels", "provider")

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from specsim.engines.real_scheduler import IN_PYTHON, IN_RUST
 from specsim.engines.triage import is_known_in
 from specsim.findings.chance import is_rise
 from specsim.tiers.not_run import LACKS, is_absent, is_for_time, is_mistake, is_rest
 from specsim.tiers.registry import TIERS
 from specsim.verdict import Changed, Compared, FailOn, Finding, NotRun, Verdict, of_one_wait
+from specsim.world.scheduler import IN_PYTHON, IN_RUST
 
 GONE = "it is not there any more"
 

@@ -14,30 +14,29 @@ from msgspec import structs
 
 from specsim import interrupts, replay_file
 from specsim.choices.shrinker import Shrinker
-from specsim.engines.real_scheduler import IN_RUST, Setup
 from specsim.errors import UsageError
 from specsim.lifting.probes import statement_at
 from specsim.replay_file import SchedulerReplay
 from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
-from specsim.tiers.scheduler import rules
-from specsim.tiers.scheduler.case import Case
-from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, wanted
-from specsim.tiers.scheduler.rules import Violation
-from specsim.tiers.scheduler.schedule import Record, plain_violation
-from specsim.tiers.scheduler.setups import SETUPS, rows_of
-from specsim.tiers.scheduler.workload import turn_text
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Covered, Finding, NotRun, Severity
+from specsim.world import rules
+from specsim.world.case import Case
+from specsim.world.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, wanted
+from specsim.world.rules import Violation
+from specsim.world.schedule import Record, plain_violation
+from specsim.world.scheduler import IN_RUST, Setup, rows_of
+from specsim.world.workload import turn_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from specsim.choices.chooser import Tape
-    from specsim.engines.real_scheduler import SchedulerTarget
     from specsim.isolation.messages import Messages
+    from specsim.world.scheduler import SchedulerTarget
 
 SUBJECT = "schedules"
 IMPORT = "the import of its scheduler"
@@ -93,12 +92,9 @@ class Counts:
 
     def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
         """Note what a schedule showed; the signatures that are new, or come first for the first time."""
-        setup = schedule.setup.name
         if isinstance(outcome, NotStarted):
-            self.not_started[setup] = outcome.why
             return []
         self.schedules += 1
-        self.setups.add(setup)
         record = outcome.record if isinstance(outcome, Ran) else None
         if record is not None:
             self.iterations += record.iterations
@@ -183,7 +179,7 @@ def case_of(schedule: Wanted, outcome: Outcome) -> Case | None:
     if schedule.case is not None:
         return schedule.case
     if isinstance(outcome, Ran):
-        return Case(schedule.setup.settings, outcome.record.workload, outcome.record.choices)
+        return Case(outcome.record.settings, outcome.record.workload, outcome.record.choices)
     return outcome.case if isinstance(outcome, Ended) else None
 
 
@@ -208,16 +204,23 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     messages.send(At(subject=SUBJECT))
     counts, starters = Counts(), Starters(target)
     trees = (False, True) if target.has_rust_tree else (False,)
-    setups = [SETUPS[row].name for rust_tree in trees for row in rows_of(request.worker, rust_tree)]
+    rows = {rust_tree: rows_of(target.setups, request.worker, rust_tree) for rust_tree in trees}
+    setups = [target.setups[row].name for of_tree in rows.values() for row in of_tree]
     is_cut = False
     try:
         _run_known(request, target, starters, counts, messages, end)
-        for index, schedule in enumerate(_drawn(request, trees)):
+        for index, schedule in enumerate(_drawn(request, target.setups, trees)):
             if is_cut := time.monotonic() >= end or interrupts.asked():
                 break
-            if schedule.setup.name not in counts.not_started:
+            setup = schedule.setup(target.setups).name
+            if setup not in counts.not_started:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
-                for signature in counts.take(schedule, starters.run(schedule)):
+                outcome = starters.run(schedule)
+                if isinstance(outcome, NotStarted):
+                    counts.not_started[setup] = outcome.why
+                else:
+                    counts.setups.add(setup)
+                for signature in counts.take(schedule, outcome):
                     goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
                     _send_finding(request, target, starters, counts, signature, messages, goes_on)
             elif len(counts.not_started) >= len(setups):
@@ -242,7 +245,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             schedules=counts.schedules,
             events=counts.iterations,
             seam=seam,
-            setups=[SETUPS[row].name for row in rows_of(request.worker) if SETUPS[row].name in counts.setups],
+            setups=[name for name in setups[: len(rows[False])] if name in counts.setups],
             not_run=not_run,
             nondeterministic=differing,
             ran_lines=_ran_of(request.lines, target, counts),
@@ -252,13 +255,13 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     )
 
 
-def _drawn(request: Request, trees: Sequence[bool]) -> Iterator[Wanted]:
+def _drawn(request: Request, setups: Sequence[Setup], trees: Sequence[bool]) -> Iterator[Wanted]:
     """Schedules of every setup by turns. Those on the radix tree in Rust are beside the others and come after them, so
     that a Python that cannot load it runs the same others.
     """
     for rust_tree in trees:
         for index in range(request.count // PER_RUST if rust_tree else request.count):
-            yield wanted(request.seed, index, request.hang_seconds, request.worker, rust_tree)
+            yield wanted(setups, request.seed, index, request.hang_seconds, request.worker, rust_tree)
 
 
 def _ran_of(lines: Mapping[str, Sequence[int]], target: SchedulerTarget, counts: Counts) -> dict[str, int]:

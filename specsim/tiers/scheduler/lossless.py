@@ -7,12 +7,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 from specsim.contracts.enumeration import Distribution, total_variation
-from specsim.engines.real_scheduler import Setup
 from specsim.errors import UsageError, described
 from specsim.isolation.messages import Messages
 from specsim.tiers.messages import At, End, Request, Weigh, Weighed
 from specsim.tiers.scheduler.answers import load_target
 from specsim.verdict import NotRun
+from specsim.world.scheduler import Setup
 
 DRAFTS: Mapping[str, Setup] = {
     "chain": Setup(worker="release", slots=256, steps=2, draft_tokens=3),

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specsim.engines.real_scheduler import END, MODEL, RESULT, Step
-from specsim.tiers.scheduler import rules
-from specsim.tiers.scheduler.workload import turn_text
 from specsim.tiers.states import changed
 from specsim.tiers.tier import Answer, Page
+from specsim.world import rules
+from specsim.world.scheduler import END, MODEL, RESULT, Step
+from specsim.world.workload import turn_text
 
 if TYPE_CHECKING:
     from specsim.replay_file import SchedulerReplay

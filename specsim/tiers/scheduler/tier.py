@@ -51,13 +51,13 @@ class SchedulerTier:
 
     @property
     def rules(self) -> Mapping[str, Rule]:
-        from specsim.tiers.scheduler.rules import BY_ID
+        from specsim.world.rules import BY_ID
 
         return BY_ID
 
     def signature_of_end(self, subject: str, rule: Rule) -> str:
         from specsim.tiers.scheduler.answers import IMPORT
-        from specsim.tiers.scheduler.rules import signature_of
+        from specsim.world.rules import signature_of
 
         return signature_of(rule.id, "import" if subject == IMPORT else "process")
 
@@ -120,7 +120,7 @@ class SchedulerTier:
 
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
         from specsim.engines.triage import known_line
-        from specsim.tiers.scheduler.workload import turn_text
+        from specsim.world.workload import turn_text
 
         named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
         if not answer["judged"]:

@@ -14,12 +14,12 @@ from typing import Any
 from specsim.choices.chooser import between, seeded
 from specsim.engines.packages import fetch_release
 from specsim.engines.sglang.scheduler.boot import Booted, boot
-from specsim.engines.sglang.scheduler.hash_model import decoded
 from specsim.engines.sglang.scheduler.options import Options
-from specsim.engines.sglang.scheduler.unpack import unpacked
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
 from specsim.vdevice import simulate
+from specsim.world.hash_model import decoded
+from specsim.world.unpack import unpacked
 
 LENGTHS = (5, 25, 45, 65)  # tokens of the prompts; one is longer than a chunk
 NEW_TOKENS = 12

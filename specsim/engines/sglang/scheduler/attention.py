@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, FIRST_TOKEN, extended, likely, next_token
+from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, extended, likely, next_token
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

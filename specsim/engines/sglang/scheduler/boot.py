@@ -22,10 +22,9 @@ import torch
 from specsim.contracts.registry import OPS
 from specsim.engines.sgl_kernel_module import module_of
 from specsim.engines.sglang.host_names import TREE_CORE
-from specsim.engines.sglang.scheduler import imports, operations
-from specsim.engines.sglang.scheduler.clock import Surroundings
-from specsim.engines.sglang.scheduler.fakes import DriftError, NotRunError
+from specsim.engines.sglang.scheduler import operations
 from specsim.engines.sglang.scheduler.families import Family, family_of
+from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.modules import PACKAGE, release_module
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Output, Pool, take
@@ -33,6 +32,9 @@ from specsim.engines.sglang.scheduler.release_worker import ReleaseWorker, runne
 from specsim.engines.sglang.scheduler.worker import Memory, Worker
 from specsim.errors import UsageError
 from specsim.vdevice.device import active
+from specsim.world import packages
+from specsim.world.clock import Surroundings
+from specsim.world.fakes import DriftError, NotRunError
 
 ENVIRONMENT = {
     "SGLANG_ENABLE_WAR_BARRIER": "1",
@@ -59,7 +61,7 @@ class _LeaveError(BaseException):
     """Ends the scheduler's loop, which has no end of its own."""
 
 
-def boot(root: Path, options: Options, device: Any, *, edit: imports.Edit | None = None) -> Booted:
+def boot(root: Path, options: Options, device: Any, *, edit: packages.Edit | None = None) -> Booted:
     """Build the scheduler of the release that lies unpacked in `root`. `device` is a `specsim.vdevice.Device`.
 
     Whatever the release raises while it is imported or built is let through. UsageError where its family cannot be run
@@ -72,7 +74,7 @@ def boot(root: Path, options: Options, device: Any, *, edit: imports.Edit | None
 
 
 def load(
-    root: Path, edit: imports.Edit | None = None, probes: imports.Probes | None = None
+    root: Path, edit: packages.Edit | None = None, probes: packages.Probes | None = None
 ) -> tuple[Family, Surroundings]:
     """Import the release that lies unpacked in `root`; `edit` changes the source of its modules on the way in, and
     `probes` notes which statements of them are run.
@@ -84,7 +86,7 @@ def load(
     torch.version.cuda = None  # some of what a release imports where torch is built for CUDA is not there
     surroundings = Surroundings()
     compiled = operations.modules(active, REFERENCE)
-    imports.install(root, PACKAGE, surroundings.modules, compiled, edit, probes)
+    packages.install(root, PACKAGE, PACKAGES, surroundings.modules, compiled, edit, probes)
     return family_of(importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")), surroundings
 
 

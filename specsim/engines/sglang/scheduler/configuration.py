@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-VOCABULARY = 128  # tokens
+from specsim.world.hash_model import VOCABULARY
+
 CONTEXT_LENGTH = 512  # tokens
 
 TOY_LLAMA: dict[str, Any] = {

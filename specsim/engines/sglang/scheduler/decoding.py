@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from specsim.engines.sglang.scheduler.attention import target_logits
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
-from specsim.engines.sglang.scheduler.hash_model import extended, prefix_of
+from specsim.world.hash_model import VOCABULARY, extended, prefix_of
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -32,8 +32,8 @@ from specsim.contracts.enumeration import (
     without,
 )
 from specsim.engines.sglang.scheduler.boot import REFERENCE, Booted
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, FIRST_TOKEN, extended
 from specsim.engines.sglang.scheduler.release_worker import ReleaseWorker
+from specsim.world.hash_model import EMPTY, FIRST_TOKEN, extended
 
 VOCABULARY = 5  # tokens that have any probability: FIRST_TOKEN and those after it
 SIXTEENTHS = ((8, 4, 2, 1, 1), (6, 5, 3, 1, 1), (1, 9, 4, 2, 0), (3, 0, 12, 1, 0))  # one of them the most likely

@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import torch
 
-from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
 from specsim.engines.sglang.scheduler.grammar import Backend
 from specsim.engines.sglang.scheduler.modules import imported_modules, is_there, release_module, replace_in
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
 from specsim.engines.sglang.scheduler.worker import Parts
+from specsim.world.fakes import Answers, Fake, nothing
 
 GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
 

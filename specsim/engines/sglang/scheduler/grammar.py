@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
+from specsim.world.fakes import Answers, Fake, nothing
 
 BITS = 32
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from specsim.engines.packages import fetch_release, open_source
 from specsim.engines.registry import SGLANG
-from specsim.engines.sglang.scheduler.unpack import unpacked
 from specsim.engines.target import CheckoutTarget, ReleaseTarget
 from specsim.lifting.source import GitSource
+from specsim.world.unpack import unpacked
 
 if TYPE_CHECKING:
     from specsim.lifting.cache import Cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from specsim.engines.real_scheduler import LogprobRow, Part
+from specsim.world.scheduler import LogprobRow, Part
 
 
 @dataclass(frozen=True, slots=True)

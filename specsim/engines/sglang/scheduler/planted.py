@@ -19,7 +19,7 @@ from specsim.errors import no_such
 from specsim.lifting.planted import Planted, edited
 
 if TYPE_CHECKING:
-    from specsim.engines.sglang.scheduler.imports import Edit
+    from specsim.world.packages import Edit
 
 
 @cache

@@ -25,9 +25,7 @@ import torch
 
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import Ints, Row
-from specsim.engines.sglang.scheduler.configuration import TOY_LLAMA, VOCABULARY
-from specsim.engines.sglang.scheduler.fakes import Answers, nothing
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, Prefixes, extended, next_token
+from specsim.engines.sglang.scheduler.configuration import TOY_LLAMA
 from specsim.engines.sglang.scheduler.modules import is_there, release_module
 from specsim.engines.sglang.scheduler.worker import (
     UNWRITTEN,
@@ -40,6 +38,8 @@ from specsim.engines.sglang.scheduler.worker import (
     is_penalized,
     wrong_penalties,
 )
+from specsim.world.fakes import Answers, nothing
+from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
 
 HIDDEN_SIZE = int(TOY_LLAMA["hidden_size"])
 

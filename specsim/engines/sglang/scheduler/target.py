@@ -18,37 +18,16 @@ import torch
 
 from specsim.choices.chooser import replayed
 from specsim.engines.packages import open_source
-from specsim.engines.probe import Broken
-from specsim.engines.real_scheduler import (
-    END,
-    IN_PYTHON,
-    IN_RUST,
-    MODEL,
-    RESULT,
-    Answer,
-    Launch,
-    Load,
-    LogprobRow,
-    Matched,
-    Pools,
-    RequestState,
-    Seen,
-    Setup,
-    Step,
-    TreeNode,
-    Turn,
-    WrongContent,
-)
 from specsim.engines.sglang.guards import read_guards
-from specsim.engines.sglang.scheduler import decoding, imports, release_worker, worker
+from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
-from specsim.engines.sglang.scheduler.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.planted import edit_of, find
 from specsim.engines.sglang.scheduler.release_worker import Drafted
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import (
     REJECTED,
@@ -74,6 +53,29 @@ from specsim.rules.slots import FreeSlot
 from specsim.rules.steps import DraftContent
 from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
+from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
+from specsim.world.packages import Probes
+from specsim.world.scheduler import (
+    END,
+    IN_PYTHON,
+    IN_RUST,
+    MODEL,
+    RESULT,
+    Answer,
+    Broken,
+    Launch,
+    Load,
+    LogprobRow,
+    Matched,
+    Pools,
+    RequestState,
+    Seen,
+    Setup,
+    Step,
+    TreeNode,
+    Turn,
+    WrongContent,
+)
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
     from specsim.vdevice.findings import Access, Finding, Place
     from specsim.vdevice.recording import Recording
+    from specsim.world.packages import Edit
 
 LACKS = (
     ("schedules with logprobs of prompts or hidden states", "the fake model computes no logits"),
@@ -141,7 +144,7 @@ def sglang_scheduler(
     edit = edit_of(*find(mutant)) if mutant else None
     root = root or folder_of(target, cache)
     try:
-        probes = imports.Probes((*COVERED, *files), cache.folder / "probed")
+        probes = Probes((*COVERED, *files), cache.folder / "probed")
         return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap, probes)
     except UsageError:
         raise
@@ -159,14 +162,14 @@ def _raised_at(error: BaseException, root: Path) -> str:
 
 
 class SglangScheduler:
-    """See `specsim.engines.real_scheduler.SchedulerTarget`. The virtual device stays installed in this process."""
+    """See `specsim.world.scheduler.SchedulerTarget`. The virtual device stays installed in this process."""
 
     def __init__(
         self,
         root: Path,
-        edit: imports.Edit | None = None,
+        edit: Edit | None = None,
         session_guard: Callable[[], str] = lambda: "",
-        probes: imports.Probes | None = None,
+        probes: Probes | None = None,
     ) -> None:
         from specsim.vdevice import simulate
 
@@ -178,7 +181,7 @@ class SglangScheduler:
         device = simulate(replayed(()), sites=lambda file: file in MODELS or file.startswith(release))
         with running():
             self._device = self._open.enter_context(device)
-            self._probes = probes or imports.Probes()
+            self._probes = probes or Probes()
             self._family, self._surroundings = load(root, edit, self._probes)
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
@@ -186,6 +189,10 @@ class SglangScheduler:
         why = self._why_not_rust()
         no_tree = ((IN_RUST, why),) if why else ()
         return (LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS) + drift + no_tree
+
+    @property
+    def setups(self) -> tuple[Setup, ...]:
+        return SETUPS
 
     @property
     def has_rust_tree(self) -> bool:
@@ -304,9 +311,9 @@ def _identity(root: Path) -> tuple[str, str]:
 
 
 class Started:
-    """See `specsim.engines.real_scheduler.StartedScheduler`."""
+    """See `specsim.world.scheduler.StartedScheduler`."""
 
-    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str, probes: imports.Probes) -> None:
+    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str, probes: Probes) -> None:
         self._booted, self._setup, self._device, self._release = booted, setup, device, release
         self._probes = probes
         self._seen = Seen()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specsim.engines.sglang.scheduler.fakes import Answers, Fake
+from specsim.world.fakes import Answers, Fake
 
 FIRST = 0x4E00
 """Character of token 0: the letters that follow it have no case, and none is white space."""

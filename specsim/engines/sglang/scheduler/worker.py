@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from specsim.engines.sglang.scheduler.fakes import Answers, Fake
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
 from specsim.engines.sglang.scheduler.ledger import Freed, Ledger
+from specsim.world.fakes import Answers, Fake
+from specsim.world.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
 
 UNWRITTEN = -1  # KV of a slot that nobody has written since it was freed last
 REJECTED = -2  # KV of a draft that was rejected

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from specsim.choices.chooser import Chooser, RecordingChooser
-from specsim.engines.real_scheduler import Setup, Turn
 from specsim.errors import UsageError
-from specsim.tiers.scheduler.workload import Workload
+from specsim.world.scheduler import Setup, Turn
+from specsim.world.workload import Workload
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specsim.tiers.scheduler.watch import Watch
+from specsim.world.watch import Watch
 
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import Setup, StartedScheduler, Turn
-    from specsim.tiers.scheduler.workload import Workload
+    from specsim.world.scheduler import Setup, StartedScheduler, Turn
+    from specsim.world.workload import Workload
 
 ITERATIONS_MAX = 1500
 """Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from specsim.choices.chooser import Item
-from specsim.engines.real_scheduler import Step
 from specsim.errors import described
 from specsim.lifting.changes import Function
 from specsim.lifting.ran import noting
 from specsim.rules.failures import HOST_EXCEPTION
-from specsim.tiers.scheduler import rules
-from specsim.tiers.scheduler.case import Labelled
-from specsim.tiers.scheduler.rules import Violation
-from specsim.tiers.scheduler.state import broken_state
-from specsim.tiers.scheduler.users import NeverEndsError, Users
-from specsim.tiers.scheduler.workload import draw_workload
+from specsim.world import rules
+from specsim.world.case import Labelled
+from specsim.world.rules import Violation
+from specsim.world.scheduler import Step
+from specsim.world.state import broken_state
+from specsim.world.users import NeverEndsError, Users
+from specsim.world.workload import draw_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
     from specsim.choices.chooser import RecordingChooser
-    from specsim.engines.real_scheduler import Setup, StartedScheduler, WrongContent
-    from specsim.tiers.scheduler.workload import Workload
+    from specsim.world.scheduler import Setup, StartedScheduler, WrongContent
+    from specsim.world.workload import Workload
 
 
 WRONG = frozenset((rules.VISIBLE_OUTPUTS.id, rules.TREE_CONTENT.id))
@@ -49,13 +49,14 @@ class Life(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule showed. `tape` are all its choices, the setup's first, where it was drawn, and `choices` those of
-    the run by label; `events` are lines to read, one a launch. `digest` is of all but the tape: equal when it is
-    reproduced bit for bit.
+    """What a schedule showed, on a `setup` that has these `settings`. `tape` are all its choices, the setup's first,
+    where it was drawn, and `choices` those of the run by label; `events` are lines to read, one a launch. `digest` is
+    of all but the tape: equal when it is reproduced bit for bit.
     """
 
     tape: tuple[int, ...]
     setup: str
+    settings: dict[str, Any]
     workload: dict[str, Any]
     choices: dict[str, list[int]]
     iterations: int
@@ -117,6 +118,7 @@ def run_schedule(
     return Record(
         tape=chooser.tape,
         setup=setup.name,
+        settings=setup.settings,
         workload=plain,
         choices=labelled.choices,
         iterations=users.iterations,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from specsim.engines.real_scheduler import LogprobRow
-from specsim.engines.sglang.scheduler.configuration import VOCABULARY
+from specsim.world.scheduler import LogprobRow
 
+VOCABULARY = 128  # tokens
 EMPTY = 0  # hash of no tokens
 FIRST_TOKEN = 10  # tokens below are never produced, so that none ends a request by chance
 _MASK = (1 << 64) - 1

@@ -1,13 +1,8 @@
-"""How a scheduler is started: a table, since each row is a start of its own, which costs about a second.
-
-The first row is the simplest. A schedule's first choice says on which row it runs. New rows go to the end.
-"""
+"""How a scheduler of SGLang is started: see `SchedulerTarget.setups`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from specsim.engines.real_scheduler import Setup
+from specsim.world.scheduler import Setup
 
 SETUPS: tuple[Setup, ...] = (
     Setup(),
@@ -48,15 +43,3 @@ SETUPS: tuple[Setup, ...] = (
     Setup(rust_tree=True, slots=112, chunk=12),
     Setup(rust_tree=True, worker="release", graphs=True, page_size=4, reserve=0.1),
 )
-WORKERS = ("fake", "release")
-
-
-def row_of(tape: Sequence[int]) -> int:
-    """The row that a schedule's choices say."""
-    return min(tape[0], len(SETUPS) - 1) if tape else 0
-
-
-def rows_of(worker: str, rust_tree: bool = False) -> tuple[int, ...]:
-    """The rows on which schedules are drawn: those beyond a release's guards are for replay files alone."""
-    kind = worker, rust_tree, False
-    return tuple(i for i, s in enumerate(SETUPS) if (s.worker, s.rust_tree, s.beyond_guards) == kind)

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
-from specsim.engines.real_scheduler import PENALTIES, SAMPLINGS, Turn
+from specsim.world.scheduler import PENALTIES, SAMPLINGS, Turn
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
-    from specsim.engines.real_scheduler import Setup
+    from specsim.world.scheduler import Setup
 
 REQUESTS_MAX = 12
 PROMPT_MAX = 40

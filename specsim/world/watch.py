@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specsim.rules.schedulers import ADMISSION
-from specsim.tiers.scheduler import rules
-from specsim.tiers.scheduler.rules import Violation
+from specsim.world import rules
+from specsim.world.rules import Violation
 
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import Load, Setup
+    from specsim.world.scheduler import Load, Setup
 
 PATIENCE = 12
 """Iterations in which a request that fits must be admitted, once another one has ended."""

@@ -8,12 +8,13 @@ from itertools import takewhile
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from specsim.tiers.scheduler import rules
-from specsim.tiers.scheduler.rules import Violation
-from specsim.tiers.scheduler.workload import until_stop, until_text
+from specsim.world import rules
+from specsim.world.rules import Violation
+from specsim.world.workload import until_stop, until_text
 
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import (
+    from specsim.verdict import Rule
+    from specsim.world.scheduler import (
         Answer,
         LogprobRow,
         Matched,
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
         StartedScheduler,
         Turn,
     )
-    from specsim.tiers.scheduler.users import Users
-    from specsim.verdict import Rule
+    from specsim.world.users import Users
 
 
 TOLERANCE = 1e-5

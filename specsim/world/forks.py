@@ -15,7 +15,7 @@ import os
 import signal
 import struct
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,13 @@ from specsim.choices.chooser import continued, replayed, seeded
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.processes import end_fork, fork
-from specsim.tiers.scheduler.case import Case, shortened
-from specsim.tiers.scheduler.schedule import Record, run_schedule
-from specsim.tiers.scheduler.setups import SETUPS, row_of, rows_of
+from specsim.world.case import Case, shortened
+from specsim.world.schedule import Record, run_schedule
+from specsim.world.scheduler import rows_of
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import RecordingChooser
-    from specsim.engines.real_scheduler import SchedulerTarget, Setup, StartedScheduler
+    from specsim.world.scheduler import SchedulerTarget, Setup, StartedScheduler
 
 RECORD_BYTES_MAX, TRAIL_BYTES_MAX = 8 << 20, 1 << 20
 START_CPU_SECONDS_MAX = 20.0
@@ -52,9 +52,11 @@ class Wanted(msgspec.Struct, frozen=True):
     traces: bool = False
     case: Case | None = None
 
-    @property
-    def setup(self) -> Setup:
-        return self.case.started_by() if self.case is not None else SETUPS[row_of(self.tape)]
+    def setup(self, setups: Sequence[Setup]) -> Setup:
+        """Of a table, the row that its first choice says."""
+        if self.case is not None:
+            return self.case.started_by()
+        return setups[min(self.tape[0], len(setups) - 1) if self.tape else 0]
 
     def chooser(self) -> RecordingChooser:
         if self.case is not None:
@@ -89,9 +91,11 @@ _outcome: msgspec.json.Decoder[Outcome] = msgspec.json.Decoder(Outcome)
 _wanted = msgspec.json.Decoder(Wanted)
 
 
-def wanted(seed: int, index: int, seconds: float, worker: str = "fake", rust_tree: bool = False) -> Wanted:
+def wanted(
+    setups: Sequence[Setup], seed: int, index: int, seconds: float, worker: str = "fake", rust_tree: bool = False
+) -> Wanted:
     """Schedule `index` of a seed: its setup is the next of the table with that worker, all else is drawn."""
-    rows = rows_of(worker, rust_tree)
+    rows = rows_of(setups, worker, rust_tree)
     return Wanted((rows[index % len(rows)],), seed, index, seconds)
 
 
@@ -105,7 +109,7 @@ class Starters:
 
     def run(self, schedule: Wanted) -> Outcome:
         """Run a schedule. The first choice of one that is drawn is the setup's number."""
-        setup = schedule.setup
+        setup = schedule.setup(self._target.setups)
         starter = self._starters.get(setup)
         if starter is None:
             starter = self._starters[setup] = _Starter(self._target, setup)
@@ -159,7 +163,7 @@ def _serve(target: SchedulerTarget, setup: Setup, questions: int, answers: int) 
     while content := _received(questions):
         outcome: Outcome = NotStarted(why)
         if started is not None:
-            outcome = _run_in_fork(started, setup, _wanted.decode(content), shared, trail)
+            outcome = _run_in_fork(started, setup, target.setups, _wanted.decode(content), shared, trail)
         _send(answers, msgspec.json.encode(outcome))
     os._exit(0)
 
@@ -192,14 +196,21 @@ def settle() -> None:
     gc.disable()
 
 
-def _run_in_fork(started: StartedScheduler, setup: Setup, schedule: Wanted, shared: mmap.mmap, trail: Trail) -> Outcome:
+def _run_in_fork(
+    started: StartedScheduler,
+    setup: Setup,
+    setups: Sequence[Setup],
+    schedule: Wanted,
+    shared: mmap.mmap,
+    trail: Trail,
+) -> Outcome:
     shared[: _SIZE.size] = _SIZE.pack(0)
     trail.begin()
 
     def run() -> None:
         chooser, case = schedule.chooser(), schedule.case
         if case is None:
-            chooser.choose(len(SETUPS), "setup")
+            chooser.choose(len(setups), "setup")
         outcome: Outcome
         try:
             record = run_schedule(

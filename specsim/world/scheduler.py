@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from specsim.engines.probe import Broken
-
 if TYPE_CHECKING:
     from fractions import Fraction
     from types import CodeType
@@ -28,6 +26,24 @@ IN_RUST, IN_PYTHON = "radix tree in Rust", "radix tree in Python"
 
 LogprobRow = tuple[tuple[float, int], ...]
 """(logprob, token id) of a token of an answer, then of each of the most likely ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule that a case broke: `what` in a few words, what is right and what was seen, and lines for a reader.
+
+    `where` and `source_hash` are of the code to blame, "" for the probe's own function; `wait` is what a race lacks,
+    "STREAM for STREAM", "" for what is none.
+    """
+
+    rule: str
+    what: str
+    expected: str
+    actual: str
+    details: tuple[str, ...] = ()
+    where: str = ""
+    source_hash: str = ""
+    wait: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,12 @@ class Setup:
         """What differs from the first setup, for a reader."""
         settings = self.settings.items()
         return ", ".join(n if value is True else f"{n}={value}" for n, value in settings) or "default"
+
+
+def rows_of(setups: Sequence[Setup], worker: str, rust_tree: bool = False) -> tuple[int, ...]:
+    """The rows of a table on which schedules are drawn: those beyond an engine's guards are for replay files alone."""
+    kind = worker, rust_tree, False
+    return tuple(i for i, s in enumerate(setups) if (s.worker, s.rust_tree, s.beyond_guards) == kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,8 +455,13 @@ class SchedulerTarget(Protocol):
     """A target whose scheduler can be started: `where` is FILE:LINE of its loop, and `source_hash` that of its files.
     `lacks` names what is not run with a worker ("fake" or "release"), and why; `imported` are the files, below the
     package, of which it is noted what runs, as far as they were imported before a start. With `has_rust_tree` it has
-    radix trees in Python and in Rust, and both can be loaded.
+    radix trees in Python and in Rust, and both can be loaded. `setups` is the table of ways to start it, each of which
+    costs about a second. The first row is the simplest; a schedule's first choice says on which row it runs, so that
+    new rows go to the end.
     """
+
+    @property
+    def setups(self) -> Sequence[Setup]: ...
 
     @property
     def where(self) -> str: ...

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from specsim.engines.sglang.scheduler.clock import overridden
+from specsim.world.clock import overridden
 
 MODULUS = 2**61 - 1
 """Of Python's own hashes of numbers."""
