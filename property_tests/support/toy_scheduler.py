@@ -12,7 +12,7 @@ from typing import Any
 
 from specsim.choices.chooser import Chooser
 from specsim.contracts.enumeration import Distribution, Tokens
-from specsim.engines.sglang.scheduler.setups import SETUPS
+from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.lifting.changes import Function
 from specsim.world.scheduler import (
     MODEL,
@@ -116,7 +116,7 @@ class ToyScheduler:
 
     def __init__(self, setup: Setup, defect: str) -> None:
         assert defect in ("", *DEFECTS)
-        self.setup, self.defect = setup, defect
+        self.setup, self.defect, self.facts = setup, defect, FACTS
         self.seen = Seen(ran=RAN)
         self._requests: dict[str, _Request] = {}
         self._paused = self._records = False

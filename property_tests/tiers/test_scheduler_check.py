@@ -114,7 +114,9 @@ def test_a_finding_on_the_radix_tree_in_rust_says_whether_it_is_of_that_alone(
 
     monkeypatch.setattr(ToyTarget, "start", start)
     monkeypatch.setattr(
-        answers, "_drawn", lambda _request, _trees: (wanted(SETUPS, 0, i, 20.0, rust_tree=True) for i in range(4))
+        answers,
+        "_drawn",
+        lambda _request, _setups, _trees: (wanted(SETUPS, 0, i, 20.0, rust_tree=True) for i in range(4)),
     )
     found = found_in(checked(monkeypatch, "wrong token", has_rust_tree=True, shrinks=False), TOKEN)[-1].finding
     assert found.tree == ("" if in_python else "radix tree in Rust")

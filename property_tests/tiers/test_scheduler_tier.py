@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
-from specsim.engines.sglang.scheduler.setups import SETUPS
+from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.tiers.scheduler.answers import Counts, _differing, violations_of
 from specsim.world.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
 from specsim.world.rules import BY_ID
 from specsim.world.scheduler import Answer, Load, RequestState, Setup
 from specsim.world.state import lengths
 from specsim.world.users import Users
-from specsim.world.watch import PATIENCE
-from specsim.world.workload import CONTEXT, Workload, draw_workload
+from specsim.world.workload import Workload, draw_workload
 
 EXPECTED = {
     "wrong token": "I40",
@@ -110,7 +110,7 @@ def test_pauses_are_drawn_and_end() -> None:
 
 
 def _drawn(index: int) -> Workload:
-    return draw_workload(seeded(2, "pauses", index), SETUPS[0], decode)
+    return draw_workload(seeded(2, "pauses", index), SETUPS[0], FACTS, decode)
 
 
 def test_a_session_may_claim_the_last_token_which_the_launch_in_flight_writes_and_a_request_may_not() -> None:
@@ -152,18 +152,31 @@ def test_a_schedule_that_ends_its_process_ends_no_other() -> None:
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.name)
 def test_no_request_is_drawn_that_a_server_would_refuse(setup: Setup) -> None:
     for index in range(200):
-        workload = draw_workload(seeded(1, "workload", index), setup, decode)
+        workload = draw_workload(seeded(1, "workload", index), setup, FACTS, decode)
         assert len({turn.rid for turn in workload.turns}) == len(workload.turns)
         for turn in workload.turns:
             assert len(turn.prompt) >= 1
             assert turn.grammar.count(turn.grammar[-1]) == 1 if turn.grammar else True
             length = sum(len(t.prompt) + t.answer for t in workload.turns if t.session == turn.session and t.session)
             length = length or len(turn.prompt) + turn.answer
-            assert length + 2 * setup.draft_tokens <= min(CONTEXT, setup.slots)
+            assert length + 2 * setup.draft_tokens <= min(FACTS.context, setup.slots)
+
+
+def test_what_an_engine_does_not_take_is_not_drawn() -> None:
+    fewer = replace(FACTS, features=FACTS.features - {"aborts", "flushes"}, priorities=(7,))
+    setup = next(setup for setup in SETUPS if setup.priorities)
+    drawn = [
+        [draw_workload(seeded(4, "facts", index), setup, facts, decode) for index in range(40)]
+        for facts in (FACTS, fewer)
+    ]
+    assert [any(workload.flushes for workload in workloads) for workloads in drawn] == [True, False]
+    turns = [[turn for workload in workloads for turn in workload.turns] for workloads in drawn]
+    assert [any(turn.abort >= 0 for turn in some) for some in turns] == [True, False]
+    assert [{turn.priority for turn in some} for some in turns] == [{*FACTS.priorities}, {7}]
 
 
 def test_choice_zero_is_one_request_of_one_token() -> None:
-    workload = draw_workload(replayed(()), SETUPS[0], decode)
+    workload = draw_workload(replayed(()), SETUPS[0], FACTS, decode)
     (turn,) = workload.turns
     assert (len(turn.prompt), turn.answer, turn.at, turn.abort) == (1, 1, 0, -1)
     assert not workload.flushes
@@ -174,7 +187,7 @@ def test_choice_zero_is_one_request_of_one_token() -> None:
 class FullBatch:
     """A scheduler at which a request that fits waits for ever, after another one has ended with so many tokens."""
 
-    is_idle = False
+    is_idle, facts = False, FACTS
 
     def __init__(self, tokens: int) -> None:
         self._answers = [Answer("gone", tuple(range(tokens)), "abort")]
@@ -190,7 +203,7 @@ class FullBatch:
 def test_who_is_aborted_while_it_waits_makes_no_room(tokens: int, broken: list[str]) -> None:
     """A release looks at a batch that is full again when one of its requests has ended, which that one was not."""
     users = Users(FullBatch(tokens), Workload(()), Setup())  # type: ignore[arg-type]
-    for iteration in range(1, PATIENCE + 2):
+    for iteration in range(1, FACTS.patience + 2):
         users.at(iteration)
     assert [violation.rule for violation in users.watch.violations] == broken
 

@@ -90,7 +90,7 @@ def run_schedule(
     """
     if records:
         started.record()
-    workload = workload or draw_workload(chooser, setup, started.decode)
+    workload = workload or draw_workload(chooser, setup, started.facts, started.decode)
     plain = workload.plain()
     note(plain)
     labelled = Labelled(chooser, note)

@@ -112,6 +112,32 @@ def rows_of(setups: Sequence[Setup], worker: str, rust_tree: bool = False) -> tu
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What schedules must know of an engine, whatever its setup.
+
+    `features`   kinds of things that users may do there, of `workload.FEATURES`
+    `context`    most tokens of a prompt and its answer
+    `priorities` that requests may have; a running one gives way to one of the later ones
+    `timeout`    seconds without use after which a session is closed, where it has a time-out
+    `leap`       seconds after which the engine has seen every time-out
+    `ahead`      steps that a running request may be ahead of the results that the host has handled
+    `late`       verifications of a request after its abort, at most
+    `patience`   iterations in which a request that fits must be admitted, once another one has ended
+    `keeps_last` whether a turn of a session may claim its last token, whose KV is written after its end if at all
+    """
+
+    features: frozenset[str]
+    context: int
+    priorities: tuple[int, ...]
+    timeout: float
+    leap: float
+    ahead: int
+    late: int
+    patience: int
+    keeps_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A request.
 
@@ -362,6 +388,9 @@ class Seen:
 
 class StartedScheduler(Protocol):
     """A scheduler that was started once. A schedule runs in a fork of the process that started it."""
+
+    @property
+    def facts(self) -> Facts: ...
 
     def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
         """The tokens that the model says after a prompt, one after the other; with a rank, those that it finds so

@@ -32,10 +32,6 @@ TOLERANCE = 1e-5
 FORBIDDEN = -1e30
 """A logprob is no more of a token that a mask forbids: engines have the lowest float32 in place of minus infinity."""
 ANOTHER = "another-token"
-LAUNCHES_MAX = 3
-"""Verifications of a request after its abort: the one of that iteration, the one that it overlaps, and one more of a
-request that was retracted, or prefilled in chunks, meanwhile.
-"""
 
 
 def broken_state(started: StartedScheduler, users: Users) -> Iterator[Violation]:
@@ -45,7 +41,7 @@ def broken_state(started: StartedScheduler, users: Users) -> Iterator[Violation]
     yield from _aborts(started, users)
     of_sessions = {turn.rid for turn in users.workload.turns if turn.session}
     for state in states.values():
-        yield from lengths(state, state.rid in of_sessions)
+        yield from lengths(state, started.facts.keeps_last and state.rid in of_sessions)
     yield from _pools(started.pools(), users)
     yield from _tree(started)
 
@@ -243,18 +239,19 @@ def _aborts(started: StartedScheduler, users: Users) -> Iterator[Violation]:
         for rid in rids
         if kind == "decode" and rid in users.aborted and iteration > users.aborted[rid]
     )
+    most = started.facts.late
     for rid, count in launched.items():
-        if count > LAUNCHES_MAX:
-            yield _broken(rules.WANTED_ABORT, "abort", rid, f"{LAUNCHES_MAX} more verifications at most", count)
+        if count > most:
+            yield _broken(rules.WANTED_ABORT, "abort", rid, f"{most} more verifications at most", count)
 
 
-def lengths(state: RequestState, is_of_session: bool) -> Iterator[Violation]:
-    """What a request claims at its end: every token but its last, whose KV was never computed. A turn of a session may
-    claim that, too: the launch in flight at its end writes it, and if there was none, the next turn's read shows it.
+def lengths(state: RequestState, keeps_last: bool) -> Iterator[Violation]:
+    """What a request claims at its end: every token but its last, whose KV was never computed. One that keeps that may
+    claim it, too: the launch in flight at its end writes it, and if there was none, the next turn's read shows it.
     """
     if state.reason in ("", "abort"):
         return
-    honest = len(state.prompt) + len(state.outputs) - (0 if is_of_session else 1)
+    honest = len(state.prompt) + len(state.outputs) - (0 if keeps_last else 1)
     if state.committed > honest:
         yield _broken(rules.STALE_RESULT, "committed", state.rid, f"a claim of {honest} positions", state.committed)
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 ITERATIONS_MAX = 1500
 """Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
-LEAP = 2.0
-"""Seconds that the clock leaps: more than a session's time-out, and than the second at which engines look for those."""
 
 
 class NeverEndsError(Exception):
@@ -50,7 +48,7 @@ class Users:
         self._has_waited = False
         self._paused_until = 0
         self.setup = setup
-        self.watch = Watch(setup)
+        self.watch = Watch(setup, started.facts)
 
     def at(self, iteration: int) -> Sequence[Any] | None:
         """The messages that arrive at an iteration, None when all is over."""
@@ -89,7 +87,7 @@ class Users:
         return messages
 
     def _leap(self) -> None:
-        self.started.leap(LEAP)
+        self.started.leap(self.started.facts.leap)
         self._timed_out |= {turn.session for turn in self.workload.turns if turn.timeout and turn.session in self._open}
 
     def _pauses(self, iteration: int) -> list[Any]:

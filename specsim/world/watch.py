@@ -9,19 +9,17 @@ from specsim.world import rules
 from specsim.world.rules import Violation
 
 if TYPE_CHECKING:
-    from specsim.world.scheduler import Load, Setup
-
-PATIENCE = 12
-"""Iterations in which a request that fits must be admitted, once another one has ended."""
+    from specsim.world.scheduler import Facts, Load, Setup
 
 
 class Watch:
     """Looks at the lengths of running requests, and at whether a request waits for nothing."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, facts: Facts) -> None:
         self.violations: list[Violation] = []
-        # Each running request may be two steps ahead, and each page begun.
-        self._margin = setup.rows * (2 * setup.draft_tokens + setup.page_size)
+        # Each running request may be some steps ahead, and each page begun.
+        self._margin = setup.rows * (facts.ahead * setup.draft_tokens + setup.page_size)
+        self._patience = facts.patience
         self._waiting: set[str] = set()
         self._ended = 0
         self._armed = False
@@ -54,9 +52,9 @@ class Watch:
             self._quiet = 0
             return
         self._quiet += 1
-        if self._quiet == PATIENCE:
+        if self._quiet == self._patience:
             rid = load.waiting[0][0]
-            actual = f"it waits for {PATIENCE} iterations beside {load.free} free slots and {load.free_rows} rows"
+            actual = f"it waits for {self._patience} iterations beside {load.free} free slots and {load.free_rows} rows"
             self._broken(ADMISSION.id, "waiting", rid, "a request that fits is admitted", actual)
 
     def _broken(self, rule: str, part: str, who: str, expected: str, actual: str) -> None:

@@ -16,7 +16,7 @@ from specsim.world.scheduler import PENALTIES, SAMPLINGS, Turn
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
-    from specsim.world.scheduler import Setup
+    from specsim.world.scheduler import Facts, Setup
 
 REQUESTS_MAX = 12
 PROMPT_MAX = 40
@@ -25,15 +25,9 @@ SESSIONS_MAX = 3
 TURNS_MAX = 4
 ARRIVALS = (1, 40, 70, 110)
 """Iterations within which requests arrive."""
-PRIORITIES = (0, 5, 20, 40)
-"""A running request gives way to one whose priority is higher by more than 10, by default."""
 TOKENS = range(20, 90)
-TIMEOUT = 1.5
-"""Seconds without use after which a session is closed; a schedule takes a second or less if its clock does not leap."""
 LATER_FIELDS = frozenset(["sampling", "bias", "stream"])
 """Of a turn: what is left out where it has its default, so that digests are those of before these fields came."""
-CONTEXT = 240
-"""Tokens of a row, less than what the toy model's configuration allows."""
 
 Decode = Callable[[Sequence[int], int, int], list[int]]
 """The tokens that sequential decoding gives after a prompt, so many of them, each of a rank: 0 for the most likely."""
@@ -126,17 +120,18 @@ def _tokens(tokens: Sequence[int]) -> str:
     return f"{len(tokens)} token{'' if len(tokens) == 1 else 's'}"
 
 
-def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
-    """What users do on a scheduler that was started so."""
-    features = {name for name, one_in in FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
+def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) -> Workload:
+    """What users do on a scheduler of an engine that was started so."""
+    drawn = {name for name, one_in in FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
+    features = facts.features & drawn
     requests = each(chooser, 1, REQUESTS_MAX, "requests")
     sessions = each(chooser, 0, SESSIONS_MAX, "sessions") if setup.sessions else ()
     spread = pick(chooser, ARRIVALS, "arrivals") if "bursts" not in features else 4
     turns: list[Turn] = []
     for number in requests:
-        turns.append(_request(chooser, setup, decode, features, turns, number, spread))
+        turns.append(_request(chooser, setup, facts, decode, features, turns, number, spread))
     for number in sessions:
-        turns += _session(chooser, setup, features, f"s{number}", spread)
+        turns += _session(chooser, setup, facts, features, f"s{number}", spread)
     flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
     pauses = tuple(_pauses(chooser, spread)) if "pauses" in features else ()
@@ -162,9 +157,16 @@ def _leaps(chooser: Chooser, spread: int) -> Iterator[int]:
 
 
 def _request(
-    chooser: Chooser, setup: Setup, decode: Decode, features: set[str], before: list[Turn], number: int, spread: int
+    chooser: Chooser,
+    setup: Setup,
+    facts: Facts,
+    decode: Decode,
+    features: frozenset[str],
+    before: list[Turn],
+    number: int,
+    spread: int,
 ) -> Turn:
-    limit = min(CONTEXT, setup.slots - setup.slots // 8) - 2 * setup.draft_tokens - setup.page_size
+    limit = min(facts.context, setup.slots - setup.slots // 8) - 2 * setup.draft_tokens - setup.page_size
     prompt = tuple(_token(number, place) for place in range(between(chooser, 1, PROMPT_MAX, "prompt")))
     if before and "shared prefixes" in features and chooser.choose(2, "shares"):
         prompt = _after_another(chooser, decode, features, before, prompt)
@@ -180,7 +182,7 @@ def _request(
         if "aborts" in features and chooser.choose(3, "aborts") == 1
         else -1,
         stop=_stop(chooser, decode, prompt, answer) if "stop tokens" in features else -1,
-        priority=pick(chooser, PRIORITIES, "priority") if setup.priorities else 0,
+        priority=pick(chooser, facts.priorities, "priority") if setup.priorities else 0,
         stop_text=_stop_text(chooser, decode, prompt, answer) if "stop strings" in features else (),
         grammar=grammar,
         compiling=between(chooser, 0, 6, "compiling") if grammar else 0,
@@ -192,7 +194,7 @@ def _request(
 
 
 def _after_another(
-    chooser: Chooser, decode: Decode, features: set[str], before: list[Turn], own: tuple[int, ...]
+    chooser: Chooser, decode: Decode, features: frozenset[str], before: list[Turn], own: tuple[int, ...]
 ) -> tuple[int, ...]:
     """A prompt that begins as an earlier one does, or as that one and its answer do: a chat that goes on."""
     other = pick(chooser, before, "shares with")
@@ -204,9 +206,11 @@ def _after_another(
     return begins + own[: between(chooser, 1, 8, "own")]
 
 
-def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spread: int) -> list[Turn]:
+def _session(
+    chooser: Chooser, setup: Setup, facts: Facts, features: frozenset[str], name: str, spread: int
+) -> list[Turn]:
     numbers = each(chooser, 1, TURNS_MAX, "turns")
-    most = (min(CONTEXT, setup.slots // 2) // TURNS_MAX) // 2
+    most = (min(facts.context, setup.slots // 2) // TURNS_MAX) // 2
     first = between(chooser, 0, spread, "session at")
     return [
         Turn(
@@ -221,7 +225,7 @@ def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spre
             close=between(chooser, 0, 12, "closes after")
             if "early closes" in features and chooser.choose(3, "closes") == 1
             else -1,
-            timeout=TIMEOUT if "time-outs" in features and not number and chooser.choose(2, "times out") else 0.0,
+            timeout=facts.timeout if "time-outs" in features and not number and chooser.choose(2, "times out") else 0.0,
             logprobs=_logprobs(chooser, features),
             **_changes(chooser, setup, features),
             sampling=_sampling(chooser, setup),
@@ -270,12 +274,12 @@ def _grammar(chooser: Chooser, setup: Setup, decode: Decode, prompt: Sequence[in
     return tokens[: tokens.index(tokens[-1]) + 1]
 
 
-def _logprobs(chooser: Chooser, features: set[str]) -> int:
+def _logprobs(chooser: Chooser, features: frozenset[str]) -> int:
     """None, those of the answer's tokens, or those of one or two most likely ones, too."""
     return chooser.choose(4, "logprobs") - 1 if "logprobs" in features else -1
 
 
-def _changes(chooser: Chooser, setup: Setup, features: set[str]) -> dict[str, Any]:
+def _changes(chooser: Chooser, setup: Setup, features: frozenset[str]) -> dict[str, Any]:
     """What changes a request's logits: a penalty or, of a release's own worker, a bias."""
     if "penalties" not in features:
         return {}

@@ -1,8 +1,21 @@
-"""How a scheduler of SGLang is started: see `SchedulerTarget.setups`."""
+"""How a scheduler of SGLang is started, and what schedules must know of it: see `SchedulerTarget.setups`, `Facts`."""
 
 from __future__ import annotations
 
-from specsim.world.scheduler import Setup
+from specsim.world.scheduler import Facts, Setup
+from specsim.world.workload import FEATURES
+
+FACTS = Facts(
+    features=frozenset(FEATURES),
+    context=240,  # less than what the toy model's configuration allows
+    priorities=(0, 5, 20, 40),  # one preempts another if it is higher by more than 10, by default
+    timeout=1.5,  # a schedule takes a second or less if its clock does not leap
+    leap=2.0,  # sessions that are over their time are looked for once a second
+    ahead=2,
+    late=3,  # that of the abort's iteration, the one that it overlaps, one more where it was retracted or chunked
+    patience=12,
+    keeps_last=True,
+)
 
 SETUPS: tuple[Setup, ...] = (
     Setup(),

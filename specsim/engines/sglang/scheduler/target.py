@@ -27,7 +27,7 @@ from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.planted import edit_of, find
 from specsim.engines.sglang.scheduler.release_worker import Drafted
-from specsim.engines.sglang.scheduler.setups import SETUPS
+from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import (
     REJECTED,
@@ -320,6 +320,7 @@ class Started:
         self._records = False
         self._counts: list[tuple[int, int]] = []  # of records and findings, at the start of each iteration
         self._recording: Recording | None = None
+        self.facts = FACTS
 
     def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
         return decoded(prompt, count, rank)
