@@ -143,10 +143,11 @@ def test_every_name_that_is_nearly_right_is_answered_with_the_right_one(
 
 
 def test_a_planted_defect_that_is_nearly_right_is_answered_with_the_right_one() -> None:
-    from specsim.engines.sglang.scheduler.planted import find
+    from specsim.engines.sglang.scheduler.planted import planted
+    from specsim.world.planted import find
 
     with pytest.raises(UsageError, match=r"[Dd]id you mean .*P07"):
-        find("P077")
+        find("P077", planted())
 
 
 def test_the_prefix_of_every_engine_is_answered_when_one_letter_is_missing() -> None:

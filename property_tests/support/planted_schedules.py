@@ -14,7 +14,6 @@ import sys
 import msgspec
 
 from specsim.engines.sglang.scheduler.importable import folder_of
-from specsim.engines.sglang.scheduler.planted import edit_of
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
 from specsim.engines.target import ReleaseTarget
@@ -23,6 +22,7 @@ from specsim.lifting.planted import Planted
 from specsim.tiers.scheduler.answers import violations_of
 from specsim.world import workload
 from specsim.world.forks import NotStarted, Starters, wanted
+from specsim.world.planted import edit_of
 
 SECONDS = 60.0
 

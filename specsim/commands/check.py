@@ -371,9 +371,10 @@ def _tier(only: str | None) -> tuple[str | None, str]:
 
 def _require_mutant(mutant: str, target: str, tier: str | None) -> None:
     if tier == "scheduler":
-        from specsim.engines.sglang.scheduler.planted import find as find_planted
+        from specsim.engines.sglang.scheduler.planted import planted
+        from specsim.world.planted import find as find_planted
 
-        find_planted(mutant)
+        find_planted(mutant, planted())
         return
     from specsim.selfcheck.mutation import find
 

@@ -82,9 +82,10 @@ def lossless(
     accept_seed(seed)
     one_of("--drafts", drafts, tuple(DRAFTS))
     if mutant:
-        from specsim.engines.sglang.scheduler.planted import find
+        from specsim.engines.sglang.scheduler.planted import planted
+        from specsim.world.planted import find
 
-        find(mutant)
+        find(mutant, planted())
     chosen = expand_targets(target, RELEASES)
     for each in chosen:
         _require_engine(each)

@@ -25,7 +25,7 @@ from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
-from specsim.engines.sglang.scheduler.planted import edit_of, find
+from specsim.engines.sglang.scheduler.planted import planted
 from specsim.engines.sglang.scheduler.release_worker import Drafted
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
@@ -55,6 +55,7 @@ from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.world.packages import Probes
+from specsim.world.planted import edit_of, find
 from specsim.world.scheduler import (
     END,
     IN_PYTHON,
@@ -141,7 +142,7 @@ def sglang_scheduler(
     """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be.
     `root` is what `folder_of` gave, None where it was not asked; of `files` schedules note which statements run, too.
     """
-    edit = edit_of(*find(mutant)) if mutant else None
+    edit = edit_of(*find(mutant, planted())) if mutant else None
     root = root or folder_of(target, cache)
     try:
         probes = Probes((*COVERED, *files), cache.folder / "probed")
