@@ -56,7 +56,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "interpreter": layer("errors contracts", "torch triton numpy"),
     "vdevice": layer("errors choices interpreter", "torch triton numpy"),
     "lifting": layer("errors isolation files", "packaging torch triton"),
-    "world": layer("errors isolation files verdict choices rules contracts lifting", "msgspec numpy"),
+    "world": layer("errors isolation files verdict choices rules contracts vdevice lifting", "msgspec numpy"),
     "engines": layer(
         "errors isolation files verdict choices engine rules contracts interpreter lifting vdevice world",
         "packaging torch triton numpy msgspec",

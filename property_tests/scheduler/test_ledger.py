@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.engines.sglang.scheduler.ledger import Ledger
+from specsim.engines.sglang.scheduler.freed import watch
+from specsim.world.kv import FreeTwice, Kv, Reports
+from specsim.world.ledger import Freed
 
 KV, OTHER = 7, 8
 RELEASE = """
@@ -34,7 +36,7 @@ def finished(allocator, indices):
 def release(freed: list[Any]) -> tuple[Any, Callable[..., None]]:
     """An allocator in a file of allocators, and a function of another file that frees by it."""
     names: dict[str, Any] = {"freed": freed, "torch": torch}
-    for text, file in ((RELEASE, "/r/mem_cache/allocator.py"), (CACHES, "/r/mem_cache/radix.py")):
+    for text, file in ((RELEASE, "/sglang/mem_cache/allocator.py"), (CACHES, "/sglang/mem_cache/radix.py")):
         code: CodeType = compile(text, file, "exec")
         exec(code, names)
     return names["Allocator"](), names["finished"]
@@ -44,24 +46,26 @@ def device(*pending: Any) -> Any:
     return SimpleNamespace(current=SimpleNamespace(queue=deque(pending)))
 
 
-def ledger_of(device: Any, twice: list[tuple[int, str]] | None = None) -> Ledger:
-    return Ledger(device, lambda slot, by: (twice if twice is not None else []).append((slot, by.function)))
+def kv() -> Kv:
+    return Kv(Reports(), 16)
 
 
 def test_who_frees_is_the_caller_outside_the_allocators() -> None:
-    ledger, (allocator, finished) = ledger_of(device()), release([])
-    ledger.watch(allocator)
+    held, (allocator, finished) = kv(), release([])
+    watch(allocator, device(), held)
+    ledger = held.ledger
     ledger.wrote((3, 4), (KV, KV))
     finished(allocator, torch.tensor([3]))
     freed = ledger.freed_under(3, KV)
     assert freed is not None
-    assert (freed.function, freed.file, freed.line) == ("finished", "/r/mem_cache/radix.py", 3)
+    assert (freed.function, freed.where) == ("finished", "mem_cache/radix.py:3")
     assert ledger.freed_under(4, KV) is None
 
 
 def test_what_was_freed_before_is_nobodys_doing() -> None:
-    ledger, (allocator, finished) = ledger_of(device()), release([])
-    ledger.watch(allocator)
+    held, (allocator, finished) = kv(), release([])
+    watch(allocator, device(), held)
+    ledger = held.ledger
     assert ledger.freed_under(3, KV) is None
     finished(allocator, torch.tensor([3]))
     ledger.wrote((3,), (OTHER,))
@@ -74,8 +78,9 @@ def test_what_was_freed_before_is_nobodys_doing() -> None:
 
 def test_what_a_group_frees_at_its_end_was_freed_by_whoever_asked() -> None:
     freed: list[Any] = []
-    ledger, (allocator, finished) = ledger_of(device()), release(freed)
-    ledger.watch(allocator)
+    held, (allocator, finished) = kv(), release(freed)
+    watch(allocator, device(), held)
+    ledger = held.ledger
     finished(allocator, torch.tensor([3]))
     ledger.wrote((3,), (KV,))
     allocator.free_group_end()
@@ -92,8 +97,9 @@ def test_slots_are_read_behind_what_is_launched() -> None:
         slots.fill_(3)
 
     operation = SimpleNamespace(run=run)
-    ledger, (allocator, finished) = ledger_of(device(operation)), release([])
-    ledger.watch(allocator)
+    held, (allocator, finished) = kv(), release([])
+    watch(allocator, device(operation), held)
+    ledger = held.ledger
     ledger.wrote((3,), (KV,))
     finished(allocator, slots)
     assert ledger.freed_under(3, KV) is None
@@ -104,20 +110,20 @@ def test_slots_are_read_behind_what_is_launched() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_what_is_freed_while_it_is_free_is_told_with_who_frees_it(page_size: int) -> None:
-    twice: list[tuple[int, str]] = []
-    ledger, (allocator, finished) = ledger_of(device(), twice), release([])
+    reports, (allocator, finished) = Reports(), release([])
     allocator.page_size = page_size
-    ledger.watch(allocator)
+    watch(allocator, device(), Kv(reports, 16))
     finished(allocator, torch.tensor([4]))
-    assert twice == []
+    assert reports.records == []
     finished(allocator, torch.tensor([8, 4]))
-    assert twice == [(4, "finished")]
+    assert reports.records == [FreeTwice(4, Freed("finished", "mem_cache/radix.py:3"))]
 
 
 def test_a_slot_holds_nothing_until_somebody_writes_to_it_again() -> None:
-    ledger, (allocator, finished) = ledger_of(device()), release([])
+    held, (allocator, finished) = kv(), release([])
     allocator.page_size = 4
-    ledger.watch(allocator)
+    watch(allocator, device(), held)
+    ledger = held.ledger
     assert ledger.is_unwritten(5)
     ledger.wrote((5, 9), (KV, KV))
     finished(allocator, torch.tensor([4]))

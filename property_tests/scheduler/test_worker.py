@@ -12,18 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.engines.sglang.scheduler.worker import (
-    UNWRITTEN,
-    BadValue,
-    Content,
-    GrammarRead,
-    Memory,
-    Parts,
-    Penalized,
-    Worker,
-)
+from specsim.engines.sglang.scheduler.worker import Parts, Tables, Worker
 from specsim.world.fakes import Answers, DriftError, Fake
 from specsim.world.hash_model import Prefixes, decoded, logprob_row
+from specsim.world.kv import UNWRITTEN, BadValue, Content, GrammarRead, Penalized
 
 PROMPT = [11, 12, 13, 14, 15]
 DRAFTS = 4
@@ -52,7 +44,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
     rows = torch.arange(1, 41, dtype=torch.int32).reshape(1, 40).clone()
     names = "bonus", "new_seq_lens", "verify_done", "logits_output", "next_token_ids", "next_draft_input", "accept_lens"
     parts = Parts(SimpleNamespace, frozenset(names), SimpleNamespace, frozenset(names), "bonus", SimpleNamespace)
-    return Worker(Answers({}), Launches(), parts, Memory(64, rows), DRAFTS)
+    return Worker(Answers({}), Launches(), parts, Tables(rows), (64, 0), DRAFTS)
 
 
 def _on_cpu(function: Any) -> Any:
@@ -94,7 +86,7 @@ def batch(of: Any, length: int, start: int | None = None, bonus: int = 0, top: i
 
 
 def contents(worker: Worker) -> list[tuple[str, str, int, int, int]]:
-    records = [record for record in worker.records if isinstance(record, Content)]
+    records = [record for record in worker.reports.records if isinstance(record, Content)]
     return [(record.phase, record.pool, record.position, record.slot, record.actual) for record in records]
 
 
@@ -114,7 +106,7 @@ def decode(worker: Worker, passes: int, accepted: int) -> list[int]:
 @pytest.mark.parametrize("accepted", range(1, DRAFTS + 1))
 def test_speculative_decoding_gives_what_sequential_decoding_gives(worker: Worker, accepted: int) -> None:
     assert decode(worker, 5, accepted) == decoded(PROMPT, 1 + 5 * accepted)
-    assert worker.records == []
+    assert worker.reports.records == []
 
 
 @pytest.mark.parametrize("top", [0, 2])
@@ -139,9 +131,9 @@ def test_each_accepted_token_has_its_row_of_logprobs(worker: Worker, top: int) -
 @pytest.mark.parametrize("position", range(5))
 def test_kv_of_any_position_that_is_another_is_recorded_and_changes_the_tokens(worker: Worker, position: int) -> None:
     decode(worker, 0, 1)
-    worker.memory.full[position + 1] = 7
+    worker.kv.full[position + 1] = 7
     result = worker.forward_batch_generation(batch(request(), 5, bonus=decoded(PROMPT, 1)[0]))
-    (record,) = worker.records
+    (record,) = worker.reports.records
     assert isinstance(record, Content)
     assert (record.phase, record.pool, record.rid, record.position, record.slot) == (
         "verify",
@@ -163,7 +155,7 @@ def test_a_prompt_token_that_is_another_is_recorded(worker: Worker) -> None:
 
 def test_a_draft_in_the_slot_of_nobody_is_recorded(worker: Worker) -> None:
     decode(worker, 0, 1)
-    worker.memory.rows[0, 6] = 0
+    worker.tables.rows[0, 6] = 0
     worker.forward_batch_generation(batch(request(), 5, bonus=decoded(PROMPT, 1)[0]))
     assert contents(worker) == [("draft", "full", 6, 0, UNWRITTEN)]
 
@@ -174,14 +166,14 @@ def test_a_value_that_nobody_wrote_is_recorded(worker: Worker, name: str) -> Non
     wrong = batch(request(), 5, bonus=20)
     getattr(wrong, name)[0] = -24_237
     worker.forward_batch_generation(wrong)
-    assert BadValue("draft", "r", name, -24_237) in worker.records
+    assert BadValue("draft", "r", name, -24_237) in worker.reports.records
 
 
 def test_rows_of_finished_requests_are_not_looked_at(worker: Worker) -> None:
     decode(worker, 0, 1)
-    worker.memory.full[:] = 7
+    worker.kv.full[:] = 7
     worker.forward_batch_generation(batch(request(finished=True), 5, bonus=20))
-    assert worker.records == []
+    assert worker.reports.records == []
 
 
 def test_an_attribute_that_nobody_thought_of_is_drift() -> None:
@@ -204,7 +196,7 @@ def test_masks_are_of_a_grammar_that_has_read_all_that_was_said(worker: Worker, 
     worker.forward_batch_generation(
         one, grammar_barrier=lambda: setattr(asking.grammar, "read", asking.grammar.read + fed)
     )
-    assert worker.records == ([] if read + fed == 1 else [GrammarRead("r", 1, read + fed)])
+    assert worker.reports.records == ([] if read + fed == 1 else [GrammarRead("r", 1, read + fed)])
 
 
 FIRST, OTHER = decoded(PROMPT, 1)[0], 0
@@ -246,4 +238,4 @@ def test_penalties_are_of_what_the_request_has_said_and_of_nothing_else(
         before[0, FIRST] = 1.5 if is_scaling else -1.5
         setattr(one.sampling_info, name, values if number == passes else before)
         worker.forward_batch_generation(one)
-    assert [type(record) for record in worker.records] == ([] if is_right else [Penalized])
+    assert [type(record) for record in worker.reports.records] == ([] if is_right else [Penalized])

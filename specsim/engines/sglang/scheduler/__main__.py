@@ -60,7 +60,7 @@ def decode_four(booted: Booted) -> dict[str, Any]:
     return {
         "outputs": {rid: asdict(output) for rid, output in booted.outputs().items()},
         "expected": {rid: decoded(prompt, NEW_TOKENS) for rid, prompt in prompts.items()},
-        "records": [str(record) for record in booted.worker.records],
+        "records": [str(record) for record in booted.worker.reports.records],
         "pools": {pool.name: pool.is_whole for pool in booted.pools()},
         "iterations": booted.iteration,
     }

@@ -24,12 +24,13 @@ from specsim.engines.sgl_kernel_module import module_of
 from specsim.engines.sglang.host_names import TREE_CORE
 from specsim.engines.sglang.scheduler import operations
 from specsim.engines.sglang.scheduler.families import Family, family_of
+from specsim.engines.sglang.scheduler.freed import watch
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.modules import PACKAGE, release_module
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Output, Pool, take
 from specsim.engines.sglang.scheduler.release_worker import ReleaseWorker, runner_class
-from specsim.engines.sglang.scheduler.worker import Memory, Worker
+from specsim.engines.sglang.scheduler.worker import Tables, Worker
 from specsim.errors import UsageError
 from specsim.vdevice.device import active
 from specsim.world import packages
@@ -171,16 +172,17 @@ class Booted:
         slots, window_slots = (
             size + options.page_size + 1 for size in (options.max_total_tokens, options.window_slots)
         )
-        memory = Memory(slots, self.req_to_token, window_slots, self._mapping, options.sliding_window)
+        tables = Tables(self.req_to_token, self._mapping, options.sliding_window)
         worker = Worker(
             self.family.answers,
             self.device,
             self.family.parts(),
-            memory,
+            tables,
+            (slots, window_slots),
             options.num_draft_tokens,
             **self.family.draft_attributes(scheduler),
         )
-        worker.ledger.watch(self.allocator)
+        watch(self.allocator, self.device, worker.kv)
         return worker
 
     def _put_runner(self, scheduler: Any) -> None:

@@ -10,6 +10,8 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "sglang"
+MARKER = f"/{PACKAGE}/"
+"""In the path of a file of the release."""
 
 
 @functools.cache
@@ -30,6 +32,11 @@ def imported_modules() -> list[ModuleType]:
     return [
         module for name, module in list(sys.modules.items()) if name.startswith(f"{PACKAGE}.") and module is not None
     ]
+
+
+def below(file: str, line: int | str) -> str:
+    """FILE:LINE, the file below the package."""
+    return f"{file.rpartition(MARKER)[2]}:{line}"
 
 
 def replace_in(module: ModuleType, name: str, value: Any) -> None:

@@ -27,19 +27,12 @@ from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import Ints, Row
 from specsim.engines.sglang.scheduler.configuration import TOY_LLAMA
 from specsim.engines.sglang.scheduler.modules import is_there, release_module
-from specsim.engines.sglang.scheduler.worker import (
-    UNWRITTEN,
-    BadValue,
-    Content,
-    GrammarRead,
-    Penalized,
-    Seat,
-    count_feed,
-    is_penalized,
-    wrong_penalties,
-)
+from specsim.engines.sglang.scheduler.worker import Seat, count_feed, is_penalized, wrong_penalties
+from specsim.rules.steps import DraftContent
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
+from specsim.world.kv import UNWRITTEN, BadValue, Content, Penalized, Reports
+from specsim.world.scheduler import Broken
 
 HIDDEN_SIZE = int(TOY_LLAMA["hidden_size"])
 
@@ -127,8 +120,9 @@ class Drafted:
     expected: int
     actual: int
 
-
-Record = Content | BadValue | GrammarRead | Penalized | Drafted
+    def broken(self) -> Broken:
+        expected = f"{self.expected} at position {self.position}, of {self.rid}"
+        return Broken(DraftContent.rule.id, f"draft:{self.name}", expected, str(self.actual))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +164,7 @@ class ReleaseWorker:
     def __init__(self, device: Any, steps: int) -> None:
         self.device, self._steps = device, steps
         self.pools: list[Any] = []
-        self.records: list[Record] = []
+        self.reports = Reports()
         self.running = self.called = Call("extend", (), ())
         self.write_logits: Callable[[int, bool, Any], None] | None = None  # in place of the models' own; see `exact`
         self.restart(lambda _rid, bound: bound)
@@ -178,11 +172,10 @@ class ReleaseWorker:
     def restart(self, accept: Callable[[str, int], int]) -> None:
         """Forget all KV and records. `accept(rid, bound)` draws from [1, bound]; bound is the draft at its best."""
         self.accept = accept
-        self.records.clear()
+        self.reports.restart()
         self.verified: dict[int, Verified] = {}  # of the last pass of the target that verified, by number in the batch
         self._prefixes: dict[str, Prefixes] = {}
         self._fed: dict[str, int] = {}
-        self._reported: set[tuple[str, str]] = set()
         for pool in self.pools:
             for buffer in (*pool.k_buffer, *pool.v_buffer):
                 buffer.host_bytes.fill_(UNWRITTEN)
@@ -258,8 +251,8 @@ class ReleaseWorker:
         """What has been added to the logits of a verification, or what they were scaled by, is its requests' own."""
         for verified in self.verified.values():
             seat = verified.seat
-            rid, wanted = str(seat.request.rid), seat.request.sampling_params
-            if not seat.is_read or seat.request.grammar is not None or (rid, "penalties") in self._reported:
+            rid, wanted = seat.rid, seat.request.sampling_params
+            if not seat.is_read or seat.request.grammar is not None or self.reports.has(rid, "penalties"):
                 continue
             bias = {int(token) for token in wanted.logit_bias or ()}
             raw = np.empty(VOCABULARY, np.float32)
@@ -271,8 +264,7 @@ class ReleaseWorker:
                 scaled = {token: float(scale) for token in differ if scale != 1 and after[token] == raw[token] / scale}
                 added = {token: float(after[token] - raw[token]) for token in differ if token not in scaled}
                 if wrong := wrong_penalties(seat, added, scaled):
-                    self._reported.add((rid, "penalties"))
-                    self.records.append(Penalized(rid, *wrong))
+                    self.reports.add(rid, "penalties", Penalized(rid, *wrong))
                     break
 
     def _follow(self, predicts: list[int], accept_index: list[list[int]], accepted: Any) -> None:
@@ -348,31 +340,26 @@ class ReleaseWorker:
         """From a position on, `count` slots of a draft's extension are in its plan that the pass writes itself. What
         attention sees twice is near to what it should see, so that the drafts go on as if it were there once.
         """
-        rid = str(seat.request.rid)
-        if seat.is_read and (rid, "twice") not in self._reported:
-            self._reported.add((rid, "twice"))
-            self.records.append(Drafted(rid, f"planned-twice:{_part(seat.request, position)}", position, 0, count))
+        if seat.is_read:
+            name = f"planned-twice:{_part(seat.request, position)}"
+            self.reports.add(seat.rid, "twice", Drafted(seat.rid, name, position, 0, count))
 
     def bad(self, seat: Seat, name: str, value: int) -> None:
-        rid = str(seat.request.rid)
-        if seat.is_read and (rid, name) not in self._reported:
-            self._reported.add((rid, name))
-            self.records.append(BadValue(self.running.phase, rid, name, value))
+        if seat.is_read:
+            self.reports.add(seat.rid, name, BadValue(self.running.phase, seat.rid, name, value))
 
     def _content(self, seat: Seat, pool: str, position: int, slot: int, expected: int, actual: int) -> None:
-        rid = str(seat.request.rid)
-        if seat.is_read and (rid, "content") not in self._reported:
-            self._reported.add((rid, "content"))
-            self.records.append(Content(self.running.phase, pool, rid, position, slot, expected, actual))
+        if seat.is_read:
+            record = Content(self.running.phase, pool, seat.rid, position, slot, expected, actual)
+            self.reports.add(seat.rid, "content", record)
 
     def drafted(self, seat: Seat, name: str, position: int, expected: int, actual: int) -> None:
-        rid = str(seat.request.rid)
         kind = (
             name if name in (*OF_STEPS, "row", "hidden-state") else "draft"
         )  # what follows from the first says no more
-        if seat.is_read and (rid, kind) not in self._reported:
-            self._reported.add((rid, kind))
-            self.records.append(Drafted(rid, f"{name}:{_part(seat.request, position)}", position, expected, actual))
+        if seat.is_read:
+            part = f"{name}:{_part(seat.request, position)}"
+            self.reports.add(seat.rid, kind, Drafted(seat.rid, part, position, expected, actual))
 
     def _prefixes_of(self, request: Any) -> Prefixes:
         prompt = list(request.origin_input_ids)

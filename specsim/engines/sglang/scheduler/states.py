@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN
 from specsim.world.hash_model import EMPTY, extended
+from specsim.world.kv import REJECTED, UNWRITTEN
 
 if TYPE_CHECKING:
     from specsim.engines.sglang.scheduler.boot import Booted

@@ -22,48 +22,30 @@ from specsim.engines.sglang.guards import read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
 from specsim.engines.sglang.scheduler.importable import folder_of
-from specsim.engines.sglang.scheduler.modules import PACKAGE
+from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.planted import planted
-from specsim.engines.sglang.scheduler.release_worker import Drafted
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
-from specsim.engines.sglang.scheduler.worker import (
-    REJECTED,
-    UNWRITTEN,
-    BadBatch,
-    Content,
-    FreeTwice,
-    GrammarRead,
-    Penalized,
-    Worker,
-    unwritten,
-)
+from specsim.engines.sglang.scheduler.worker import Worker, unwritten
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.lifting import ran
 from specsim.lifting.changes import Function
 from specsim.lifting.probes import Span, probed
-from specsim.rules.launches import BatchState
-from specsim.rules.liveness import DeviceException
-from specsim.rules.sampling import GrammarState, PenaltyCounts
-from specsim.rules.slots import FreeSlot
-from specsim.rules.steps import DraftContent
-from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
+from specsim.world.blame import Blame
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
+from specsim.world.kv import Content, note
 from specsim.world.packages import Probes
 from specsim.world.planted import edit_of, find
 from specsim.world.scheduler import (
     END,
     IN_PYTHON,
     IN_RUST,
-    MODEL,
-    RESULT,
     Answer,
-    Broken,
     Launch,
     Load,
     LogprobRow,
@@ -75,7 +57,6 @@ from specsim.world.scheduler import (
     Step,
     TreeNode,
     Turn,
-    WrongContent,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +67,6 @@ if TYPE_CHECKING:
     from specsim.contracts.enumeration import Distribution
     from specsim.engines.target import CheckoutTarget, ReleaseTarget
     from specsim.lifting.cache import Cache
-    from specsim.vdevice.findings import Access, Finding, Place
     from specsim.vdevice.recording import Recording
     from specsim.world.packages import Edit
 
@@ -124,12 +104,16 @@ SAMPLING = {
 """Parameters with which a release samples, of what is the most likely token alone."""
 COINS = 1 << 16
 """Of each kind; the fake model has no logits that it could change."""
-MARKER = f"/{PACKAGE}/"
 MODELS = frozenset(str(module.__file__) for module in (worker, release_worker))
 """Files in which a model reads and writes: ours."""
 T = TypeVar("T")
-ATTENTION = "srt/layers/attention/"
-"""Below the package, where a release plans what a pass of its model reads."""
+BLAME = Blame(
+    models=MODELS,
+    result=Worker._result.__qualname__,
+    made_by=unwritten.__name__,
+    parties={f"{MARKER}srt/layers/attention/": "the-plan"},  # of what a pass of a model reads
+    below=below,
+)
 
 
 def sglang_scheduler(
@@ -158,7 +142,7 @@ def _raised_at(error: BaseException, root: Path) -> str:
     lines = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         lines.append((error.filename or "", error.lineno or 0))
-    places = [_below(file, line) for file, line in lines if file.startswith(f"{root}{MARKER}")]
+    places = [below(file, line) for file, line in lines if file.startswith(f"{root}{MARKER}")]
     return f", {places[-1]}" if places else ""
 
 
@@ -428,7 +412,7 @@ class Started:
             self._note()
 
     def _marked(self, script: Callable[[int], Sequence[Any] | None], iteration: int) -> Sequence[Any] | None:
-        self._counts.append((len(self._booted.worker.records), len(self._device.findings)))
+        self._counts.append((len(self._booted.worker.reports.records), len(self._device.findings)))
         if self._recording is not None:
             self._mark(self._recording, f"iteration {iteration}")
         return script(iteration)
@@ -455,7 +439,7 @@ class Started:
             return
         from specsim.vdevice.recording import recorded
 
-        with recorded(self._device, lambda: len(self._booted.worker.records)) as self._recording:
+        with recorded(self._device, lambda: len(self._booted.worker.reports.records)) as self._recording:
             yield
 
     def try_to_warm_up(self) -> None:
@@ -499,46 +483,18 @@ class Started:
     def _note(self) -> None:
         """What the model and the device saw."""
         by_records, by_findings = zip(*self._counts, strict=True) if self._counts else ((), ())
-        for number, record in enumerate(self._booted.worker.records):
-            by = bisect_right(by_records, number) - 1
-            if isinstance(record, Content):
-                self._seen.contents.append(_content(record))
-                self._seen.contents_by.append(by)
-                continue
-            self._seen.device_by.append(by)
-            if isinstance(record, GrammarRead):
-                expected, actual = f"{record.expected} tokens read, of {record.rid}", str(record.actual)
-                self._seen.device.append(Broken(GrammarState.rule.id, "verify", expected, actual))
-            elif isinstance(record, FreeTwice):
-                actual = f"slot {record.slot} twice in the free list, once more by {record.by.function}"
-                where = _below(record.by.file, record.by.line)
-                self._seen.device.append(Broken(FreeSlot.rule.id, "free-list", "every slot once", actual, where=where))
-            elif isinstance(record, BadBatch):
-                expected, actual = f"{record.expected}, one for each request of the batch", str(record.actual)
-                self._seen.device.append(Broken(BatchState.rule.id, record.name, expected, actual))
-            elif isinstance(record, Drafted):
-                expected = f"{record.expected} at position {record.position}, of {record.rid}"
-                part, rule = f"draft:{record.name}", DraftContent.rule.id
-                self._seen.device.append(Broken(rule, part, expected, str(record.actual)))
-            elif isinstance(record, Penalized):
-                self._seen.unpenalized.add(record.rid)
-                who = f"{record.expected}, of {record.rid}"
-                self._seen.device.append(Broken(PenaltyCounts.rule.id, "verify", who, record.actual))
-            else:
-                what = f"{record.phase}:{record.name}"
-                self._seen.device.append(
-                    Broken(DeviceException.rule.id, what, "a value that was written", f"{record.value} of {record.rid}")
-                )
-        self._seen.device += [_broken(finding) for finding in self._device.findings]
-        self._seen.device_by += [bisect_right(by_findings, number) - 1 for number in range(len(self._device.findings))]
+        records, findings = self._booted.worker.reports.records, self._device.findings
+        note(self._seen, records, (bisect_right(by_records, number) - 1 for number in range(len(records))))
+        self._seen.device += [BLAME.broken(finding) for finding in findings]
+        self._seen.device_by += [bisect_right(by_findings, number) - 1 for number in range(len(findings))]
         self._seen.ran.update(self._probes.lines())
         if self._recording is not None:
             self._note_steps(self._recording)
 
     def _note_steps(self, recording: Recording) -> None:
         """What was recorded, and which operations are to blame."""
-        seen, records = self._seen, self._booted.worker.records
-        seen.steps += [Step(**{**step._asdict(), "where": _where(step.where)}) for step in recording.steps]
+        seen, records = self._seen, self._booted.worker.reports.records
+        seen.steps += [Step(**{**step._asdict(), "where": BLAME.where(step.where)}) for step in recording.steps]
         shown = [*recording.shown, *[0] * len(records)]
         seen.content_at += [at for at, record in zip(shown, records, strict=False) if isinstance(record, Content)]
         seen.device_at += [(at,) for at, record in zip(shown, records, strict=False) if not isinstance(record, Content)]
@@ -569,7 +525,7 @@ class Started:
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(self._release)]
-        return [(frame.name, _below(frame.filename, frame.lineno or 0)) for frame in frames]
+        return [(frame.name, below(frame.filename, frame.lineno or 0)) for frame in frames]
 
     @property
     def tree(self) -> str:
@@ -656,94 +612,6 @@ def _matched(reason: Mapping[str, Any]) -> Matched:
     """What a finish reason says ended the answer; a text as the tokens that it is of."""
     matched = reason.get("matched", reason.get("length"))
     return tokens_of(matched) if isinstance(matched, str) else matched
-
-
-def _content(record: Content) -> WrongContent:
-    holds = {UNWRITTEN: "nothing", REJECTED: "a rejected draft"}.get(record.actual, "other tokens")
-    return WrongContent(
-        rid=record.rid,
-        phase=record.phase,
-        pool=record.pool,
-        position=record.position,
-        slot=record.slot,
-        holds=holds,
-        where=_below(record.freed.file, record.freed.line) if record.freed is not None else "",
-        freed_by=record.freed.function if record.freed is not None else "",
-    )
-
-
-_RULES = dict.fromkeys(("out-of-bounds", "device-assert"), DeviceException.rule.id)
-
-
-TEMPORARY = " of "
-"""In the name of memory that nobody named: the operation that made it, and the function."""
-
-
-def _broken(finding: Finding) -> Broken:
-    accesses = finding.first, finding.second
-    blamed = next((access for access in reversed(accesses) if not _is_of_model(access)), accesses[1])
-    parts = [finding.kind, finding.memory, *sorted({_party(access) for access in accesses})]
-    if finding.kind == "use-after-free":  # who has the memory next is chance, as is what it was
-        parts = [finding.kind, _party(finding.first)]
-    elif finding.kind == "race" and TEMPORARY in finding.memory and not finding.memory.endswith(unwritten.__name__):
-        parts = parts[:2]  # a tensor that one function makes: it is handed over, or is not
-    what = ":".join(parts)
-    which = f" ({finding.detail})" if finding.detail else ""
-    return Broken(
-        rule=_RULES.get(finding.kind, StreamRace.rule.id),
-        what=what.replace(" ", "-"),
-        expected="an order",
-        actual=f"none between {' and '.join(map(_access_text, accesses))}{which}",
-        details=tuple(
-            f"{_access_text(access)} from {', '.join(map(_shortened, _callers(access)))}" for access in accesses
-        ),
-        where=_below(blamed.file, blamed.line),
-        wait=" for ".join(access.stream for access in reversed(accesses)) if finding.kind not in _RULES else "",
-    )
-
-
-def _callers(access: Access) -> list[str]:
-    """The frames that called it, but for ours: a line of these is none of the target's."""
-    return [caller for caller in access.callers if caller.partition(" at ")[2].rpartition(":")[0] not in MODELS]
-
-
-def _is_of_model(access: Access) -> bool:
-    """Whether it is one of a model, in whichever phase."""
-    return access.file in MODELS
-
-
-def _where(place: Place) -> str:
-    """Where the target does something, for a reader."""
-    if place.file in MODELS:
-        return RESULT if place.function == Worker._result.__qualname__ else MODEL
-    return f"{place.function} at {_below(place.file, place.line)}" if place.line else ""
-
-
-def _party(access: Access) -> str:
-    """Who makes an access, without lines: the model, or a function of the release and the one that calls it."""
-    if _is_of_model(access):
-        return "the-model"
-    if f"{MARKER}{ATTENTION}" in access.file:
-        return "the-plan"
-    callers = _callers(access)
-    caller = callers[0].partition(" at ")[0] if callers else ""
-    return f"{access.function}<{caller}" if caller else access.function
-
-
-def _access_text(access: Access) -> str:
-    if _is_of_model(access):
-        return f"the model's {access.what} on {access.stream}"
-    return f"{access.what} on {access.stream} in {access.function} ({_below(access.file, access.line)})"
-
-
-def _shortened(caller: str) -> str:
-    """FUNCTION at FILE:LINE, the file below the package."""
-    function, _, place = caller.partition(" at ")
-    return f"{function} ({_below(*place.rsplit(':', 1))})"
-
-
-def _below(file: str, line: int | str) -> str:
-    return f"{file.rpartition(MARKER)[2]}:{line}"
 
 
 def _nodes(tree: Any) -> list[TreeNode] | None:

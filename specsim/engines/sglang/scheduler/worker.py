@@ -21,74 +21,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from specsim.engines.sglang.scheduler.ledger import Freed, Ledger
 from specsim.world.fakes import Answers, Fake
 from specsim.world.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
-
-UNWRITTEN = -1  # KV of a slot that nobody has written since it was freed last
-REJECTED = -2  # KV of a draft that was rejected
-REJECTED_OF_OTHERS = -3  # of another request than the one that reads it
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """KV that a forward pass read, or was about to write, and that is not what the position should hold."""
-
-    phase: str  # "extend", "draft" or "verify"
-    pool: str  # "full", "window", or "input" where the token is wrong and not the KV
-    rid: str
-    position: int  # in the sequence
-    slot: int  # of the pool; 0 is no request's
-    expected: int  # hash
-    actual: int  # hash, UNWRITTEN or REJECTED
-    freed: Freed | None = None  # who had the slot freed under it
-
-
-@dataclass(frozen=True, slots=True)
-class BadValue:
-    """A number that the device read and that no valid schedule gives: memory that nobody had written yet."""
-
-    phase: str
-    rid: str
-    name: str
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class BadBatch:
-    """An input of a launch that does not have one element for each request of its batch."""
-
-    name: str
-    expected: int  # requests
-    actual: int  # elements
-
-
-@dataclass(frozen=True, slots=True)
-class FreeTwice:
-    """A slot of the full pool that was freed while it was free."""
-
-    slot: int
-    by: Freed
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarRead:
-    """A grammar that had not read what a verification goes on from when the masks of its tokens were made."""
-
-    rid: str
-    expected: int  # tokens
-    actual: int
-
-
-@dataclass(frozen=True, slots=True)
-class Penalized:
-    """Penalties of a request that are not those of what it has said, when a verification applied them."""
-
-    rid: str
-    expected: str
-    actual: str
+from specsim.world.kv import (
+    REJECTED,
+    UNWRITTEN,
+    BadBatch,
+    BadValue,
+    GrammarRead,
+    Ints,
+    Kv,
+    Penalized,
+    Reports,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +48,13 @@ class Parts:
     logits: Callable[[], Any]  # LogitsProcessorOutput
 
 
-class Memory:
-    """The KV that the device has: an int64 hash for each slot of the pool, and of the sliding window's pool."""
+class Tables:
+    """What a forward pass finds KV by."""
 
-    def __init__(self, slots: int, rows: Any, window_slots: int = 0, mapping: Any = None, window: int = 0) -> None:
-        self.full = np.full(slots, UNWRITTEN, np.int64)
-        self.window = np.full(window_slots, UNWRITTEN, np.int64)
-        self.drafted_by: dict[tuple[str, int], str] = {}  # by pool and slot who wrote the rejected draft in it
+    def __init__(self, rows: Any, mapping: Any = None, window: int = 0) -> None:
         self.rows = rows  # req_to_token, int32 [requests, positions], on the device
         self.mapping = mapping  # full_to_swa_index_mapping, int64 [slots], on the device; None without a window
         self.window_size = window  # positions that a query attends to, itself included
-
-    def clear(self) -> None:
-        self.full.fill(UNWRITTEN)
-        self.window.fill(UNWRITTEN)
-        self.drafted_by.clear()
 
 
 @dataclass(slots=True)
@@ -133,6 +70,16 @@ class Seat:
     said: frozenset[int] = frozenset()  # tokens that may be penalized
     fed: int = 0  # verifications since its prefill, for each of which penalties were fed a token
 
+    @property
+    def rid(self) -> str:
+        return str(self.request.rid)
+
+    @property
+    def owner(self) -> str:
+        """Whose its KV is: its session's, else its own."""
+        session = getattr(self.request, "session", None)
+        return self.rid if session is None else str(session.session_id)
+
     def matters(self) -> bool:
         """Whether what is computed for it is used: a request that ended or was retracted meanwhile takes no result."""
         return self.is_read
@@ -140,12 +87,6 @@ class Seat:
     @property
     def is_read(self) -> bool:
         return not (self.stale or self.request.finished() or self.request.is_retracted)
-
-
-def _owner(seat: Seat) -> str:
-    """Whose a request's KV is: its session's, else its own."""
-    session = getattr(seat.request, "session", None)
-    return str(seat.request.rid if session is None else session.session_id)
 
 
 class _Logprobs:
@@ -237,29 +178,37 @@ def unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
 class Worker(Fake):
     """`forward_batch_generation` of an EAGLE worker with topk 1, and whatever else the scheduler reads of one."""
 
-    def __init__(self, answers: Answers, device: Any, parts: Parts, memory: Memory, draft_tokens: int, **given: Any):
+    def __init__(
+        self,
+        answers: Answers,
+        device: Any,
+        parts: Parts,
+        tables: Tables,
+        slots: tuple[int, int],
+        draft_tokens: int,
+        **given: Any,
+    ) -> None:
+        """`slots` are those of the full pool, and of the sliding window's."""
         super().__init__("draft_worker", answers, **given)
-        self.device, self.parts, self.memory = device, parts, memory
-        self.ledger = Ledger(device, self._free_twice)
+        self.device, self.parts, self.tables = device, parts, tables
+        self.reports = Reports()
+        self.kv = Kv(self.reports, *slots)
         self.speculative_num_draft_tokens = draft_tokens
         self.speculative_num_steps = draft_tokens - 1
         self.topk = 1
         # The event after which the next batch may rewrite the tables that a pass reads; None for the coarse barrier.
         self.last_shared_read_runner = SimpleNamespace(shared_read_done_event=None, war_fastpath_read_done_event=None)
         self.war_fastpath_runner = self.last_shared_read_runner
-        self.records: list[Content | BadValue | BadBatch | FreeTwice | GrammarRead | Penalized] = []
         self.restart(lambda _rid, bound: bound)
 
     def restart(self, accept: Callable[[str, int], int]) -> None:
         """Forget all KV and records. `accept(rid, bound)` says how many tokens a verify keeps, in [1, bound]."""
         self.accept = accept
-        self.records.clear()
+        self.reports.restart()
         self.launches = {"extend": 0, "decode": 0}
-        self.memory.clear()
-        self.ledger.restart()
+        self.kv.restart()
         self._prefixes: dict[str, Prefixes] = {}
         self._fed: dict[str, int] = {}
-        self._reported: set[tuple[str, str]] = set()
 
     def forward_batch_generation(
         self, batch: Any, *_arguments: Any, on_publish: Any = None, grammar_barrier: Any = None, **_named: Any
@@ -281,13 +230,12 @@ class Worker(Fake):
         if not batch.forward_mode.is_extend():
             given[self.parts.bonus] = getattr(batch.spec_info, self.parts.bonus)
         for name, tensor in given.items():
-            if len(tensor) != len(batch.reqs) and (name, "batch") not in self._reported:
-                self._reported.add((name, "batch"))
-                self.records.append(BadBatch(name, len(batch.reqs), len(tensor)))
+            if len(tensor) != len(batch.reqs):
+                self.reports.add("", f"size of {name}", BadBatch(name, len(batch.reqs), len(tensor)))
 
     def slot_content(self, slot: int) -> int:
         """The hash in a slot of the full pool."""
-        return int(self.memory.full[slot])
+        return int(self.kv.full[slot])
 
     # ---- extend: compute the KV of the prompt, or of a part of it, and one token
 
@@ -328,11 +276,10 @@ class Worker(Fake):
         prefix = self._read_prefix(access, "extend", seat, slots, start)
         known = seat.prefixes.prompt[start:length]
         is_known = start < length and given[first : first + length - start] == known
-        if is_known and self.memory.mapping is None and prefix == seat.prefixes.of(start):
+        if is_known and self.tables.mapping is None and prefix == seat.prefixes.of(start):
             # What is computed is what is expected.
             written = seat.prefixes.first(length)[start:]
-            self.memory.full[slots[start:]] = written
-            self.ledger.wrote(slots[start:].tolist(), written.tolist())
+            self.kv.write_all(slots[start:], written)
             return seat.prefixes.of(length)
         for position in range(start, length):
             token = int(given[first + position - start])
@@ -343,7 +290,7 @@ class Worker(Fake):
             self._write(access, seat, int(slots[position]), prefix)
         expected = seat.prefixes.of(length)
         if prefix != expected:
-            self._content("extend", "input", seat, length - 1, int(slots[length - 1]), expected, prefix)
+            self.kv.wrong(seat, "extend", "input", length - 1, int(slots[length - 1]), expected, prefix)
         return prefix
 
     # ---- decode: draft, verify, and extend the draft model by what was accepted
@@ -369,7 +316,7 @@ class Worker(Fake):
                 out[i * count : (i + 1) * count] = drafted
                 if seat.is_read and not drafted.all():
                     position = length + int(np.argmin(drafted))
-                    self._content("draft", "full", seat, position, 0, seat.prefixes.of(position + 1), UNWRITTEN)
+                    self.kv.wrong(seat, "draft", "full", position, 0, seat.prefixes.of(position + 1), UNWRITTEN)
 
         def verify(access: Any) -> None:
             where, given = access.host(slots).tolist(), [*access.host(bonus).tolist(), *[-1] * size][:size]
@@ -378,7 +325,7 @@ class Worker(Fake):
             for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
                 prefixes: list[int] | None = None
                 if wrong := penalties.wrong(access, i, seat):
-                    self._penalized(seat, *wrong)
+                    self.reports.add(seat.rid, "penalties", Penalized(seat.rid, *wrong))
                 if row is not None:
                     self._check_grammar(seat, length)
                     where_of = where[i * count : (i + 1) * count]
@@ -420,18 +367,10 @@ class Worker(Fake):
     def _check_grammar(self, seat: Seat, length: int) -> None:
         if seat.grammar is None or not seat.is_read:
             return
-        rid = str(seat.request.rid)
         said = length + 1 - len(seat.request.origin_input_ids)  # the bonus token is said, and not yet in KV
         expected = min(said, len(seat.grammar.tokens))
-        if seat.read != expected and (rid, "grammar") not in self._reported:
-            self._reported.add((rid, "grammar"))
-            self.records.append(GrammarRead(rid, expected, seat.read))
-
-    def _penalized(self, seat: Seat, expected: str, actual: str) -> None:
-        rid = str(seat.request.rid)
-        if (rid, "penalties") not in self._reported:
-            self._reported.add((rid, "penalties"))
-            self.records.append(Penalized(rid, expected, actual))
+        if seat.read != expected:
+            self.reports.add(seat.rid, "grammar", GrammarRead(seat.rid, expected, seat.read))
 
     def _verify_row(
         self, access: Any, seat: Seat, row: int, length: int, bonus: int, slots: Sequence[int]
@@ -442,7 +381,7 @@ class Worker(Fake):
             self._bad("verify", seat, "bonus token", bonus)
             return None
         if bonus != (expected := seat.prefixes.token(length)):
-            self._content("verify", "input", seat, length, slots[0], expected, bonus)
+            self.kv.wrong(seat, "verify", "input", length, slots[0], expected, bonus)
         before, token = [], bonus
         for j, slot in enumerate(slots):
             if j >= seat.accepted:
@@ -494,7 +433,7 @@ class Worker(Fake):
         """(seat, its row of `req_to_token`, its sequence length); None and 0 where either is no possible value, or is
         not there.
         """
-        rows, width = self.memory.rows.shape
+        rows, width = self.tables.rows.shape
         found: list[tuple[Seat, int | None, int]] = []
         given = zip_longest(access.host(pool).tolist(), access.host(lengths).tolist())
         for seat, (row, length) in zip(seats, chain(given, repeat((None, None))), strict=False):
@@ -512,11 +451,11 @@ class Worker(Fake):
 
     def _slots(self, access: Any, phase: str, seat: Seat, row: int, low: int, high: int) -> Ints:
         """int64 [high - low]: the slots of these positions of a row, now; 0 for what is none of the pool's."""
-        rows = self.memory.rows
+        rows = self.tables.rows
         start = row * rows.shape[1]
         access.read(rows, np.arange(start + low, start + high), seat.matters)
         slots: Ints = access.host(rows).numpy()[row, low:high].astype(np.int64)
-        outside = (slots < 0) | (slots >= len(self.memory.full))
+        outside = (slots < 0) | (slots >= len(self.kv.full))
         if outside.any():
             self._bad(phase, seat, "req_to_token", int(slots[outside][0]))
             slots[outside] = 0
@@ -526,61 +465,26 @@ class Worker(Fake):
         """The hash of the first `count` tokens as the KV in their slots says; compared at every position."""
         if count == 0:
             return EMPTY
-        memory, expected = self.memory, seat.prefixes.first(count)
-        read = memory.full[slots[:count]]
-        prefix = self._compared(phase, "full", seat, slots[:count], expected, read, 0)
-        if memory.mapping is not None:
-            low = max(0, count + 1 - memory.window_size)
-            access.read(memory.mapping, slots[low:count], seat.matters)
-            within = access.host(memory.mapping).numpy()[slots[low:count]]
-            read = memory.window[within]
+        tables, expected = self.tables, seat.prefixes.first(count)
+        prefix = self.kv.read(seat, phase, "full", slots[:count], expected, 0)
+        if tables.mapping is not None:
+            low = max(0, count + 1 - tables.window_size)
+            access.read(tables.mapping, slots[low:count], seat.matters)
+            within = access.host(tables.mapping).numpy()[slots[low:count]]
             if len(within):
-                prefix = self._compared(phase, "window", seat, within, expected[low:], read, low, prefix)
+                prefix = self.kv.read(seat, phase, "window", within, expected[low:], low, prefix)
         return prefix
 
-    def _compared(
-        self, phase: str, pool: str, seat: Seat, slots: Ints, expected: Ints, read: Ints, low: int, prefix: int = -1
-    ) -> int:
-        if (read == expected).all():
-            return int(read[-1]) if prefix < 0 else prefix
-        bad = int(np.argmax(read != expected))
-        self._content(phase, pool, seat, low + bad, int(slots[bad]), int(expected[bad]), int(read[bad]))
-        return extended(int(read[bad]) & (2**62 - 1), bad)  # attention has mixed it into all that follows
-
     def _write(self, access: Any, seat: Seat, slot: int, kv: int) -> None:
-        memory = self.memory
-        memory.full[slot] = kv
-        self.ledger.wrote((slot,), (kv,))
-        if kv == REJECTED:
-            memory.drafted_by["full", slot] = _owner(seat)
-        if memory.mapping is not None:
-            access.read(memory.mapping, [slot], seat.matters)
-            within = int(access.host(memory.mapping)[slot])
-            memory.window[within] = kv
-            if kv == REJECTED:
-                memory.drafted_by["window", within] = _owner(seat)
-
-    def _content(self, phase: str, pool: str, seat: Seat, position: int, slot: int, expected: int, actual: int) -> None:
-        rid = str(seat.request.rid)
-        if seat.is_read and (rid, "content") not in self._reported:  # what follows from the first says no more
-            self._reported.add((rid, "content"))
-            freed = self.ledger.freed_under(slot, expected) if pool == "full" else None
-            if pool == "full" and freed is None and self.ledger.is_unwritten(slot):
-                actual = UNWRITTEN  # what is in it was left by who had it before
-            if actual == REJECTED and self.memory.drafted_by.get((pool, slot)) != _owner(seat):
-                actual = REJECTED_OF_OTHERS
-            self.records.append(Content(phase, pool, rid, position, slot, expected, actual, freed))
-
-    def _free_twice(self, slot: int, by: Freed) -> None:
-        if ("", "free twice") not in self._reported:  # what follows from the first says no more
-            self._reported.add(("", "free twice"))
-            self.records.append(FreeTwice(slot, by))
+        self.kv.write(seat, slot, kv)
+        mapping = self.tables.mapping
+        if mapping is not None:
+            access.read(mapping, [slot], seat.matters)
+            self.kv.write_window(seat, int(access.host(mapping)[slot]), kv)
 
     def _bad(self, phase: str, seat: Seat, name: str, value: int) -> None:
-        rid = str(seat.request.rid)
-        if seat.is_read and (rid, name) not in self._reported:
-            self._reported.add((rid, name))
-            self.records.append(BadValue(phase, rid, name, value))
+        if seat.is_read:
+            self.reports.add(seat.rid, name, BadValue(phase, seat.rid, name, value))
 
     def _prefixes_of(self, request: Any) -> Prefixes:
         """Made anew when the prompt of that id has changed, as that of a session's next turn does."""
