@@ -29,6 +29,7 @@ from specsim.bench import (
 from specsim.bench.measure import run_shape
 from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS, REFERENCE
+from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.errors import UsageError
 from specsim.report.page.tables import tables_of
 from specsim.tiers.ops.bulk import Place
@@ -195,6 +196,8 @@ def test_the_cost_of_a_schedule_is_told_apart_from_that_of_its_iterations() -> N
 
 def test_a_setup_that_a_release_refuses_has_no_cost() -> None:
     class Refusing:
+        setups = SETUPS
+
         def start(self, _setup: object) -> NoReturn:
             raise UsageError("without overlap its worker is of spec v1", "use another setup")
 
