@@ -285,11 +285,11 @@ def test_only_the_tables_of_releases_name_a_release() -> None:
     assert named == []
 
 
-def test_lifting_names_no_engine() -> None:
+def test_lifting_and_what_surrounds_a_scheduler_name_no_engine() -> None:
     named = [
         place
         for path in sources()
-        if path.startswith("specsim/lifting/")
+        if path.startswith(("specsim/lifting/", "specsim/world/", "specsim/tiers/scheduler/"))
         for place in tokens_that_match(path, ENGINE, prose=False)
     ]
     assert named == []
