@@ -499,3 +499,12 @@ def _accepted(function: Callable[..., Any], **named: Any) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return named if takes_any else {name: value for name, value in named.items() if name in parameters}
+
+
+FULL = 0
+"""Among the components of a radix tree's node, each of which has the slots of a pool, the one of full attention."""
+
+
+def slots_in(node: Any) -> Any:
+    """The slots of the full pool that a node of a radix tree holds, a tensor on the device; None for none."""
+    return node.value if hasattr(node, "value") else node.component_data[FULL].value

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from specsim.engines.sglang.scheduler.families import slots_in
 from specsim.world.hash_model import EMPTY, extended
 from specsim.world.kv import REJECTED, UNWRITTEN
 
@@ -134,6 +135,7 @@ def _tree_slots(tree: Any) -> Iterator[int]:
         return
     while waiting:
         node = waiting.pop()
-        if getattr(node, "value", None) is not None:
-            yield from (int(slot) for slot in _bytes(node.value).tolist() if slot > 0)
+        value = slots_in(node)
+        if value is not None:
+            yield from (int(slot) for slot in _bytes(value).tolist() if slot > 0)
         waiting += node.children.values()

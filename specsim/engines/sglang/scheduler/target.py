@@ -21,6 +21,7 @@ from specsim.engines.packages import open_source
 from specsim.engines.sglang.guards import read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
+from specsim.engines.sglang.scheduler.families import slots_in
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
@@ -626,9 +627,8 @@ def _nodes(tree: Any) -> list[TreeNode] | None:
     stack: list[tuple[Any, tuple[int, ...]]] = [(child, ()) for child in root.children.values()]
     while stack:
         node, before = stack.pop()
-        if not hasattr(node, "value"):  # of a tree with a value for each pool
-            return None
-        slots = () if node.value is None else tuple(int(slot) for slot in node.value.tolist())
+        value = slots_in(node)
+        slots = () if value is None else tuple(int(slot) for slot in value.tolist())
         # Keys of EAGLE are pairs of tokens, or hold the token after the last slot too: a slot is of the first of each.
         own = tuple(token[0] if isinstance(token, tuple) else int(token) for token in node.key.token_ids)
         tokens = (*before, *own[: len(slots)])
