@@ -8,6 +8,7 @@ import pytest
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import RANKED, Row
 from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, extended, likely, next_token
+from specsim.world.kv import Ints
 
 TOKENS = [11, 25, 31, 44, 52, 63]
 
@@ -20,7 +21,7 @@ def prefixes(tokens: list[int]) -> list[int]:
     return found
 
 
-def pool(tokens: list[int]) -> tuple[attention.Ints, attention.Ints]:
+def pool(tokens: list[int]) -> tuple[Ints, Ints]:
     hashes = prefixes(tokens)
     return np.array(hashes[1:]), np.array(hashes[:-1])
 
@@ -116,7 +117,7 @@ def test_the_target_has_its_likely_tokens_in_their_order_and_all_others_alike() 
     assert len(set(logits.tolist())) == RANKED + 2
 
 
-def layer_pool(layer: int, tokens: list[int]) -> tuple[attention.Ints, attention.Ints]:
+def layer_pool(layer: int, tokens: list[int]) -> tuple[Ints, Ints]:
     """The KV of a later step's draft model, whose tokens are 1 + layer positions ahead."""
     hidden = prefixes(tokens)[1:]
     ahead = [attention.layer_key(layer, hidden[p], tokens[p + 1 + layer]) for p in range(len(tokens) - 1 - layer)]

@@ -10,10 +10,12 @@ from msgspec import structs
 
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
+from specsim.commands.suites import _where_parted
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.tiers.scheduler.answers import Counts, _differing, violations_of
 from specsim.world.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
 from specsim.world.rules import BY_ID
+from specsim.world.schedule import first_other_launch
 from specsim.world.scheduler import Answer, Load, RequestState, Setup
 from specsim.world.state import lengths
 from specsim.world.users import Users
@@ -234,3 +236,12 @@ def test_an_exception_says_through_which_functions_of_the_target_it_came() -> No
     (raised,) = [violation for violation in violations_of(outcome) if violation.rule == "X1"]
     assert (raised.part.partition(":")[0], raised.where) == ("_step", "toy.py:1")
     assert raised.details == ("raised through toy.py:9 run", "raised through toy.py:1 _step")
+
+
+def test_two_runs_part_at_the_first_launch_that_only_one_of_them_has() -> None:
+    here, there = ("   1  extend  a", "   2  decode  a"), ("   1  extend  a", "   2  decode  a b")
+    assert first_other_launch(here, here) is None
+    assert first_other_launch(here, there) == (2, "2 decode a", "2 decode a b")
+    assert first_other_launch(here[:1], here) == (2, "no launch", "2 decode a")
+    assert _where_parted(here, there, "B") == "launch 2 is '2 decode a', and '2 decode a b' on B"
+    assert _where_parted(here, here, "B") == "its launches are those of B"

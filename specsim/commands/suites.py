@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -357,7 +356,7 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
             continue
         states[finding.signature] = outcome_of(stored, target.text, answer).state
         if isinstance(stored, SchedulerReplay) and answer["judged"]:
-            parted[finding.signature] = _first_other_launch(stored.events, answer["events"], target.text)
+            parted[finding.signature] = _where_parted(stored.events, answer["events"], target.text)
     return Replayed(
         frozenset(signature for signature, state in states.items() if state is State.SHOWN),
         frozenset(signature for signature, state in states.items() if state is State.GONE),
@@ -365,11 +364,13 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
     )
 
 
-def _first_other_launch(here: Sequence[str], there: Sequence[str], base: str) -> str:
-    """Where the launches of a schedule part from those on its baseline; each is "ITERATION KIND REQUESTS"."""
-    for number, (one, other) in enumerate(zip_longest(here, there, fillvalue="none"), 1):
-        if one != other:
-            return f"launch {number} is {' '.join(one.split())!r}, and {' '.join(other.split())!r} on {base}"
+def _where_parted(here: Sequence[str], there: Sequence[str], base: str) -> str:
+    """Where the launches of a schedule part from those on its baseline."""
+    from specsim.world.schedule import first_other_launch
+
+    if other := first_other_launch(here, there):
+        number, one, its = other
+        return f"launch {number} is {one!r}, and {its!r} on {base}"
     return f"its launches are those of {base}"
 
 

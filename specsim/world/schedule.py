@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import nullcontext
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,7 +24,7 @@ from specsim.world.users import NeverEndsError, Users
 from specsim.world.workload import draw_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import CodeType
 
     from specsim.choices.chooser import RecordingChooser
@@ -143,6 +143,16 @@ def _in_order(violations: list[Violation], end: int) -> list[Violation]:
     """
     timed = [v if v.when >= 0 else msgspec.structs.replace(v, when=end) for v in violations]
     return sorted(timed, key=lambda v: (v.when, rules.depth_of(v.rule)))
+
+
+def first_other_launch(one: Sequence[str], other: Sequence[str]) -> tuple[int, str, str] | None:
+    """Where the launches of two runs part: the number of the launch, from 1 on, and what it is in each; None where they
+    are the same. Each is "ITERATION KIND REQUESTS".
+    """
+    for number, (was, now) in enumerate(zip_longest(one, other, fillvalue="no launch"), 1):
+        if was != now:
+            return number, " ".join(was.split()), " ".join(now.split())
+    return None
 
 
 def plain_violation(violation: Violation) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import groupby, zip_longest
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from specsim.world import rules
 from specsim.world.case import Case
 from specsim.world.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, wanted
 from specsim.world.rules import Violation
-from specsim.world.schedule import Record, plain_violation
+from specsim.world.schedule import Record, first_other_launch, plain_violation
 from specsim.world.scheduler import IN_RUST, Setup, rows_of
 from specsim.world.workload import turn_text
 
@@ -389,9 +389,9 @@ def _difference(record: Record, repeated: Outcome) -> str:
     """How a second run of a schedule differs from the first."""
     if not isinstance(repeated, Ran):
         return f"it ran, and then {repeated.text if isinstance(repeated, Ended) else repeated.why}"
-    for was, now in zip_longest(record.events, repeated.record.events, fillvalue="no launch"):
-        if was != now:
-            return f"a launch was {' '.join(was.split())!r}, and then {' '.join(now.split())!r}"
+    if other := first_other_launch(record.events, repeated.record.events):
+        _number, was, now = other
+        return f"a launch was {was!r}, and then {now!r}"
     return f"its digest was {record.digest}, and then {repeated.record.digest}"
 
 

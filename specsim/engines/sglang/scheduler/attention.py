@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, extended, likely, next_token
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+from specsim.world.kv import Ints
 
 RANKED = 4
 """Tokens that a draft model thinks of; what comes after them is unlikely."""
