@@ -43,7 +43,7 @@ HOSTILE = """
     import pathlib
     import time
 
-    from specsim.rules.extension import Extension
+    from specsim.engine.rules.extension import Extension
 
     calls = 0
 

@@ -111,7 +111,7 @@ def test_an_assertion_that_names_the_module_counts_as_naming_it(folder: Path, mo
 def test_a_store_that_names_a_module_is_not_gone_on_with(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["--store", "c.db", "--jobs", "1", "--budget-seconds", "1", "--only", "accounting"]
     (folder / "evil.py").write_text(
-        EVIL + "from specsim.rules.extension import Extension\nextension = Extension(rules={})\n"
+        EVIL + "from specsim.engine.rules.extension import Extension\nextension = Extension(rules={})\n"
     )
     code, said = ran(capfd, "fuzz", "evil:extension", *options)
     assert code == 0, said

@@ -170,7 +170,7 @@ def test_replay_files_are_parameters_and_a_finding_that_is_there_fails(monkeypat
 # ---- the plugin
 
 SUITE = """
-    from specsim.rules.extension import Extension
+    from specsim.engine.rules.extension import Extension
 
     extension = Extension(rules={"nobody launches": lambda call, memory, requests: "one" * (call == "prepare")})
 

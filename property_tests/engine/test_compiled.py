@@ -45,7 +45,7 @@ needs_build = pytest.mark.skipif(
 PROGRAM = """
 import json
 from specsim.tiers.accounting.exploration import explore
-from specsim.rules.extension import Extension, ExtensionTarget
+from specsim.engine.rules.extension import Extension, ExtensionTarget
 from specsim.tiers.accounting.decisive_pair import _again, _first_run, _Orders
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule, simulate
 from specsim.compiled.finder import in_use
@@ -133,7 +133,7 @@ apply(find("A01"))
 from specsim.engine import loop
 from specsim.selfcheck.hunt import _hunt
 assert loop.__file__.endswith(".py")
-from specsim.rules.table import RULES
+from specsim.engine.rules.table import RULES
 print(_hunt(0, 400, 60.0, "swarm", RULES).signatures)
 """
     assert ran(built.folder, "1", program) == ran(built.folder, "0", program) != "()\n"
@@ -252,11 +252,11 @@ def test_all_that_runs_in_the_step_loop_is_compiled() -> None:
     named = set(modules(PACKAGE))
     assert {
         "specsim.engine.loop",
-        "specsim.rules.checker",
+        "specsim.engine.rules.checker",
         "specsim.engine.memory.radix",
         "specsim.choices.chooser",
     } <= named
-    assert {name.split(".")[1] for name in named} == {"choices", "engine", "rules"}
+    assert {name.split(".")[1] for name in named} == {"choices", "engine"}
     assert (
         not {
             "specsim.tiers.accounting.schedules",

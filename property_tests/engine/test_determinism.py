@@ -32,7 +32,7 @@ PROGRAM = f"""
 import json, sys
 from specsim.choices.chooser import seeded
 from specsim.engine.workload import draw_scenario
-from specsim.rules.checked_engine import checked_engine
+from specsim.engine.rules.checked_engine import checked_engine
 import specsim.tiers.accounting.schedules, specsim.engine.accounting_target
 digests = []
 for number in map(int, sys.argv[1:]):

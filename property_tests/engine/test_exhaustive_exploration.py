@@ -25,12 +25,12 @@ from specsim.engine.accounting import Held, ModelAccounting
 from specsim.engine.launch import Launch
 from specsim.engine.loop import Engine
 from specsim.engine.request import Request
+from specsim.engine.rules.checked_engine import checked_engine, checked_parts
 from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.small_scopes import Scope, scope_named
 from specsim.engine.snapshot import EngineState
 from specsim.engine.workload import Scenario, Workload
 from specsim.errors import UsageError
-from specsim.rules.checked_engine import checked_engine, checked_parts
 from specsim.tiers.accounting import exploration
 from specsim.tiers.accounting.exploration import explore, first_state, log_of
 

@@ -19,11 +19,11 @@ from specsim.engine.graph import GraphBuffers
 from specsim.engine.lifecycle import State
 from specsim.engine.model import EOS
 from specsim.engine.request import Turn, make_request
+from specsim.engine.rules.oracle import outputs_of
 from specsim.engine.sampling import bincount, draw_token, score_of
 from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.errors import UsageError
-from specsim.rules.oracle import outputs_of
 
 SCHEDULES = 1000
 A, B, C, *_ = SAMPLED_TOKENS

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from specsim.choices.chooser import seeded
 from specsim.engine.lifecycle import TRANSITIONS, Event, LifecycleError, State, after
 from specsim.engine.request import Turn, make_request
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.workload import draw_scenario
-from specsim.rules.checked_engine import checked_engine
 
 PAIRS = [(state, event) for state in State for event in Event]
 

@@ -16,9 +16,9 @@ from specsim.engine.event_log import Run
 from specsim.engine.marks import CROSSED, INTERLEAVINGS, LIFE, NUMBERED, OPTIONS, note
 from specsim.engine.model import EOS
 from specsim.engine.request import Turn
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.workload import Scenario, Workload
-from specsim.rules.checked_engine import checked_engine
 from specsim.tiers.accounting.schedules import shares
 from specsim.tiers.accounting.sweep import crossed
 

@@ -13,8 +13,8 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.memory.allocator import Allocator, OutOfSlotsError, ceil_to
 from specsim.engine.memory.rows import Rows, RowsExhaustedError
 from specsim.engine.memory.sessions import Sessions
-from specsim.rules.audit import slots_seen
-from specsim.rules.ledger import Owner, SlotLedger
+from specsim.engine.rules.audit import slots_seen
+from specsim.engine.rules.ledger import Owner, SlotLedger
 
 page_sizes = st.sampled_from([1, 2, 4, 16])
 

@@ -14,10 +14,10 @@ from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.launch import Launch
 from specsim.engine.mixed_chunks import cache_locations
 from specsim.engine.request import Turn, make_request
+from specsim.engine.rules.checked_engine import checked_parts
+from specsim.engine.rules.oracle import outputs_of
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.errors import UsageError
-from specsim.rules.checked_engine import checked_parts
-from specsim.rules.oracle import outputs_of
 
 slots = st.lists(st.integers(1, 99), max_size=5)
 LONG = tuple(range(10, 30))

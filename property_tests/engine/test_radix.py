@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specsim.engine.memory.allocator import Allocator, ceil_to
 from specsim.engine.memory.radix import Match, RadixCache
 from specsim.engine.memory.tree_node import TreeNode
-from specsim.rules.ledger import SlotLedger
+from specsim.engine.rules.ledger import SlotLedger
 
 namespaces = st.sampled_from([None, None, "adapter"])
 # Any two share a prefix, long more often than not, and part at page boundaries and elsewhere.

@@ -23,10 +23,10 @@ from specsim.engine.lifecycle import State
 from specsim.engine.loop import ITERATIONS_MAX, UnsupportedScenarioError
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request, Turn
+from specsim.engine.rules.checked_engine import checked_engine
+from specsim.engine.rules.oracle import outputs_of
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.errors import UsageError
-from specsim.rules.checked_engine import checked_engine
-from specsim.rules.oracle import outputs_of
 
 SCHEDULES = 1000
 

@@ -14,10 +14,10 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.features import FEATURES
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Turn, make_request
+from specsim.engine.rules.oracle import outputs_of
 from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.stop_strings import stop_string_end, text_of
 from specsim.engine.workload import Scenario, Workload, draw_scenario
-from specsim.rules.oracle import outputs_of
 
 tokens = st.lists(st.integers(0, 30), max_size=12)
 strings = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=2).map(tuple)

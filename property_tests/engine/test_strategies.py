@@ -19,8 +19,8 @@ from specsim.choices.search_strategies import (
     Swarm,
 )
 from specsim.engine.accounting_target import ModelTarget
+from specsim.engine.rules.coverage import CONTESTS, pairs
 from specsim.errors import UsageError
-from specsim.rules.coverage import CONTESTS, pairs
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule, simulate, strategy_of
 
 STEPS = 12

@@ -23,12 +23,12 @@ from specsim.engine.agents import AGENTS, HOST, SCHEDULE, Step
 from specsim.engine.config import EngineConfig
 from specsim.engine.event_log import Run
 from specsim.engine.request import Turn
+from specsim.engine.rules.checked_engine import checked_engine
+from specsim.engine.rules.checker import Checker
+from specsim.engine.rules.happens_before import HappensBefore
 from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.streams import Operation, Streams
 from specsim.engine.workload import Scenario, Workload, draw_scenario
-from specsim.rules.checked_engine import checked_engine
-from specsim.rules.checker import Checker
-from specsim.rules.happens_before import HappensBefore
 
 SCHEDULES = 400
 ORDERS = 25

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specsim.engine.memory.allocator import OutOfSlotsError, ceil_to
 from specsim.engine.memory.radix import RadixCache
 from specsim.engine.memory.swa import SwaAllocator, window_cursor
-from specsim.rules.ledger import SlotLedger
+from specsim.engine.rules.ledger import SlotLedger
 
 page_sizes = st.sampled_from([1, 2, 4, 16])
 

@@ -16,9 +16,9 @@ from specsim.engine.memory.radix import RadixCache
 from specsim.engine.memory.swa import SwaAllocator
 from specsim.engine.memory.tree_node import TreeNode
 from specsim.engine.memory.window_tree import TreeWindow
+from specsim.engine.rules.ledger import SlotLedger
 from specsim.engine.workload import draw_scenario
 from specsim.errors import UsageError
-from specsim.rules.ledger import SlotLedger
 
 
 @dataclass

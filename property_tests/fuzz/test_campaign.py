@@ -36,7 +36,7 @@ from specsim.fuzz.work import Batch, BatchResult
 from specsim.lifting.cache import Cache
 
 RULES = """
-from specsim.rules.extension import Extension
+from specsim.engine.rules.extension import Extension
 
 LIMIT = 3
 

@@ -45,7 +45,7 @@ from specsim.tiers.registry import TIERS
 NAMES = st.integers(0, (1 << 64) - 1)
 MODULE = """
 import os, signal, sys, time
-from specsim.rules.extension import Extension
+from specsim.engine.rules.extension import Extension
 
 def dies(call, memory, requests):
     if call == "prepare" and len(requests) == 3:

@@ -6,8 +6,8 @@ from functools import cache
 
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting_target import ModelTarget
+from specsim.engine.rules.table import CONDITIONAL
 from specsim.fuzz.reached import LOGS_EVERY, Reached, features_of
-from specsim.rules.table import CONDITIONAL
 from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedule
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from specsim.contracts.enumeration import Proposal, cdf, normalised, output_distribution, total_variation
 from specsim.engine import model
 from specsim.engine.request import Turn, make_request
+from specsim.engine.rules.oracle import outputs_of
 from specsim.engine.stop_strings import text_of as text_of_one
 from specsim.reference.grammar import Automaton
 from specsim.reference.sequential import SamplingParams, draw, generate, next_token_law
-from specsim.rules.oracle import outputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

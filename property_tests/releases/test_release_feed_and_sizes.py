@@ -15,6 +15,9 @@ from specsim.choices.chooser import seeded
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
 from specsim.engine.loop import UnsupportedScenarioError
+from specsim.engine.rules.checked_engine import checked_engine
+from specsim.engine.rules.device_outputs import DeviceOutputs
+from specsim.engine.rules.failures import HOST_EXCEPTION
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
@@ -22,9 +25,6 @@ from specsim.engines.sglang.penalties import knows_outputs
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import Lifter
 from specsim.lifting.source import SourceTree
-from specsim.rules.checked_engine import checked_engine
-from specsim.rules.device_outputs import DeviceOutputs
-from specsim.rules.failures import HOST_EXCEPTION
 
 Release = Callable[[str], SourceTree]
 

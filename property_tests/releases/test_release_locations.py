@@ -17,6 +17,7 @@ from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig
 from specsim.engine.locations import draft_columns, tail_copies
 from specsim.engine.loop import UnsupportedScenarioError
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
@@ -24,7 +25,6 @@ from specsim.engines.sglang.host_names import CACHE_LOCS
 from specsim.engines.sglang.releases import RELEASES
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
-from specsim.rules.checked_engine import checked_engine
 
 Release = Callable[[str], SourceTree]
 

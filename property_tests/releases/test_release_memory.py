@@ -18,15 +18,15 @@ from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import MEMORY_PARTS
 from specsim.engine.config import EngineConfig
 from specsim.engine.request import Turn
+from specsim.engine.rules.checked_engine import checked_engine
+from specsim.engine.rules.ledger import SlotLedger
+from specsim.engine.rules.slots import FreeGroup
 from specsim.engine.workload import Scenario, Workload
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.engines.sglang.memory_classes import KERNEL_SHARE, Watch, runs_kernel
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
-from specsim.rules.checked_engine import checked_engine
-from specsim.rules.ledger import SlotLedger
-from specsim.rules.slots import FreeGroup
 
 IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TOKEN, PAGED = "token allocator", "paged allocator"

@@ -17,11 +17,11 @@ from specsim.choices.chooser import replayed
 from specsim.engine.accounting import Held, ModelAccounting
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.request import Request
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.lifting.cache import Cache
-from specsim.rules.checked_engine import checked_engine
 
 REPLAYS = Path(__file__).parents[2] / "fixtures" / "replays"
 SESSION = "srt/session/streaming_session.py"

@@ -17,7 +17,7 @@ from property_tests.support import promises
 from property_tests.support.command_line import specsim
 from specsim.cli import app
 from specsim.contracts.__main__ import page as operations_page
-from specsim.rules.table import RULES as ACCOUNTING_RULES
+from specsim.engine.rules.table import RULES as ACCOUNTING_RULES
 from specsim.tiers.ops.rules import RULES
 from specsim.tiers.workers.rules import WORKER_RULES
 from specsim.verdict import Severity

@@ -48,7 +48,6 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "replay_file": layer("errors files"),
     "choices": layer("errors"),
     "engine": layer("errors verdict choices"),
-    "rules": layer("errors verdict choices engine"),
     "reference": layer(foreign="torch"),
     "grammar": layer("reference", "torch"),
     "contracts": layer("errors verdict choices reference", "torch"),
@@ -56,35 +55,34 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "interpreter": layer("errors contracts", "torch triton numpy"),
     "vdevice": layer("errors choices interpreter", "torch triton numpy"),
     "lifting": layer("errors isolation files", "packaging torch triton"),
-    "world": layer("errors isolation files verdict choices rules contracts vdevice lifting", "msgspec numpy"),
+    "world": layer("errors isolation files verdict choices engine contracts vdevice lifting", "msgspec numpy"),
     "engines": layer(
-        "errors isolation files verdict choices engine rules contracts interpreter lifting vdevice world",
+        "errors isolation files verdict choices engine contracts interpreter lifting vdevice world",
         "packaging torch triton numpy msgspec",
     ),
     "compiled": layer("errors isolation files lifting"),
     "mutation": layer("errors compiled", "msgspec"),
     "tiers": layer(
-        "deadline errors interrupts isolation files verdict replay_file choices engine rules reference contracts "
+        "deadline errors interrupts isolation files verdict replay_file choices engine reference contracts "
         "kernels interpreter lifting world engines compiled mutation",
         "torch triton msgspec",
     ),
     "selfcheck": layer(
-        "deadline errors interrupts isolation verdict choices engine rules contracts interpreter engines compiled "
+        "deadline errors interrupts isolation verdict choices engine contracts interpreter engines compiled "
         "mutation tiers",
         "torch msgspec",
     ),
     "bench": layer(
-        "deadline errors interrupts verdict choices engine rules reference contracts kernels interpreter lifting world "
+        "deadline errors interrupts verdict choices engine reference contracts kernels interpreter lifting world "
         "engines compiled tiers",
         "torch triton",
     ),
     "findings": layer(
-        "errors interrupts isolation files verdict replay_file choices engine rules contracts lifting world engines "
-        "tiers",
+        "errors interrupts isolation files verdict replay_file choices engine contracts lifting world engines tiers",
         "packaging",
     ),
     "fuzz": layer(
-        "deadline errors interrupts isolation files verdict replay_file choices engine rules contracts lifting engines "
+        "deadline errors interrupts isolation files verdict replay_file choices engine contracts lifting engines "
         "compiled tiers findings",
         "msgspec ray",
     ),

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from specsim.engine.accounting_target import ModelTarget
-from specsim.rules.coverage import rules_applied
-from specsim.rules.rule import Check
-from specsim.rules.table import CHECKS
-from specsim.rules.table import CONDITIONAL as CONDITIONAL_CHECKS
+from specsim.engine.rules.coverage import rules_applied
+from specsim.engine.rules.rule import Check
+from specsim.engine.rules.table import CHECKS
+from specsim.engine.rules.table import CONDITIONAL as CONDITIONAL_CHECKS
 from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedule
 
 SEED, SCHEDULES = 7, 25

@@ -14,11 +14,11 @@ from specsim.choices.chooser import replayed
 from specsim.engine.accounting import Memory, ModelAccounting, Observed
 from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.request import Request
-from specsim.rules.extension import Extension, ExtensionTarget
+from specsim.engine.rules.extension import Extension, ExtensionTarget
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule, simulate
 
 MINE = """
-    from specsim.rules.extension import Extension
+    from specsim.engine.rules.extension import Extension
     from specsim.engine.accounting import ModelAccounting
 
     def raises(call, memory, requests):

@@ -12,9 +12,9 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.memory.allocator import Allocator, ceil_to
 from specsim.engine.memory.rows import Rows
 from specsim.engine.memory.sessions import Sessions
-from specsim.rules.audit import slots_seen
-from specsim.rules.ledger import Owner, SlotLedger, is_sound
-from specsim.rules.ownership import Account
+from specsim.engine.rules.audit import slots_seen
+from specsim.engine.rules.ledger import Owner, SlotLedger, is_sound
+from specsim.engine.rules.ownership import Account
 
 PAGES, ROWS, WIDTH = 24, 4, 16
 

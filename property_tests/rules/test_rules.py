@@ -18,9 +18,9 @@ from specsim.choices.chooser import replayed, seeded
 from specsim.engine.accounting import ModelAccounting
 from specsim.engine.loop import Engine
 from specsim.engine.observer import Violation
+from specsim.engine.rules.checked_engine import checked_parts
+from specsim.engine.rules.table import BY_ID, CHECKS, RULES
 from specsim.engine.workload import draw_scenario
-from specsim.rules.checked_engine import checked_parts
-from specsim.rules.table import BY_ID, CHECKS, RULES
 from specsim.tiers.ops.rules import RULES as RULES_OF_OPS
 from specsim.tiers.workers.rules import WORKER_RULES
 

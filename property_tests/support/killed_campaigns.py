@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = 20  # of a batch
 MODULE = """
-from specsim.rules.extension import Extension
+from specsim.engine.rules.extension import Extension
 
 def broken(call, memory, requests):
     return "four" if call == "prepare" and len(requests) == 4 else ""

@@ -11,11 +11,11 @@ from specsim.engine.accounting import HostFunctionError
 from specsim.engine.event_log import Run
 from specsim.engine.loop import UnsupportedScenarioError
 from specsim.engine.observer import Violation
+from specsim.engine.rules.checked_engine import checked_engine
+from specsim.engine.rules.failures import HOST_EXCEPTION
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.lifting.source import SourceTree
-from specsim.rules.checked_engine import checked_engine
-from specsim.rules.failures import HOST_EXCEPTION
 
 EXPECTED = json.loads((FIXTURES / "accounting.expected.json").read_text())
 SCHEDULES = 300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specsim.rules.table import RULES, checks_after
+from specsim.engine.rules.table import RULES, checks_after
 
 
 def broken_by(views: Iterable[object]) -> list[str]:

@@ -8,8 +8,8 @@ from specsim.choices.chooser import Chooser, RecordingChooser
 from specsim.engine.accounting import ModelAccounting, Observed
 from specsim.engine.loop import Engine
 from specsim.engine.request import Request
+from specsim.engine.rules.checked_engine import checked_parts
 from specsim.engine.workload import Scenario
-from specsim.rules.checked_engine import checked_parts
 
 # Long enough for whole schedules; each byte is a fraction of the bound of a choice, so that every value is as likely.
 fractions = st.one_of(st.binary(max_size=80), st.binary(min_size=150, max_size=300))

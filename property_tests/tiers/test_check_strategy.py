@@ -42,7 +42,7 @@ def test_a_finding_of_a_strategy_that_learns_is_replayed_bit_for_bit(tmp_path: P
 
 DIES = """
 import json, os
-from specsim.rules.extension import Extension
+from specsim.engine.rules.extension import Extension
 from specsim.engine.accounting import ModelAccounting
 
 

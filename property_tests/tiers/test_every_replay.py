@@ -109,7 +109,7 @@ ENDING = """
 import os
 import time
 
-from specsim.rules.extension import Extension
+from specsim.engine.rules.extension import Extension
 from specsim.engine.accounting import ModelAccounting
 
 

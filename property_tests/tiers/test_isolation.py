@@ -44,7 +44,7 @@ from specsim.verdict import Finding
 ROOT = Path(__file__).parents[2]
 TARGETS = """
     import os, signal, sys, time
-    from specsim.rules.extension import Extension
+    from specsim.engine.rules.extension import Extension
 
     def of(rule):
         return Extension(rules={"a": rule})

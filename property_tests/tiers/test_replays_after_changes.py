@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 # An accounting that breaks a rule; where there is a file "flaky", every other process wants more memory than there is.
 FLAKY = """
 from pathlib import Path
-from specsim.rules.extension import Extension
+from specsim.engine.rules.extension import Extension
 from specsim.engine.accounting import ModelAccounting
 
 FLAKY = Path("flaky")

@@ -24,9 +24,9 @@ from specsim.choices.chooser import Chooser, RecordingChooser, between, seeded, 
 from specsim.engine.config import EngineConfig
 from specsim.engine.model import FIRST_ORDINARY_TOKEN
 from specsim.engine.request import Turn
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.small_scopes import scope_named
 from specsim.engine.workload import Scenario, Workload
-from specsim.rules.checked_engine import checked_engine
 from specsim.tiers.accounting.exploration import explore
 
 REQUESTS = 8

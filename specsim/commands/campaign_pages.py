@@ -352,7 +352,7 @@ def _troubles(found: Merged) -> Table | None:
 
 
 def _matrices(found: Merged) -> list[Matrix]:
-    from specsim.rules.table import CONDITIONAL
+    from specsim.engine.rules.table import CONDITIONAL
     from specsim.tiers.accounting.sweep import MARKS
 
     conditional = sorted(check.rule.id for check in CONDITIONAL)
@@ -381,7 +381,7 @@ def _matrices(found: Merged) -> list[Matrix]:
 def pairs_of_the_model(schedules: int) -> set[tuple[str, str]]:
     """(state, event) pairs that the model reaches in its first schedules of seed 0: what a target could reach."""
     from specsim.engine.accounting_target import ModelTarget
-    from specsim.rules.coverage import pairs
+    from specsim.engine.rules.coverage import pairs
     from specsim.tiers.accounting.schedules import chooser_of, run_schedule
 
     found: set[tuple[str, str]] = set()

@@ -65,9 +65,9 @@ def mutants(
         raise typer.Exit(_operator_mutants(ids or [], seeds, first_seed, at_once, budget_seconds, json_file, write))
     from specsim import interrupts
     from specsim.choices.search_strategies import STRATEGIES
+    from specsim.engine.rules.table import BY_ID
     from specsim.report.live import live
     from specsim.report.terminal import print_mutants
-    from specsim.rules.table import BY_ID
     from specsim.selfcheck import mutant_table
     from specsim.selfcheck.catalogue import BLIND, CATALOGUE
     from specsim.selfcheck.mutation import find

@@ -29,7 +29,7 @@ SWITCH = "SPECSIM_COMPILED"
 FOLDER = "compiled"
 MANIFEST = "manifest.json"
 PACKAGE = Path(__file__).resolve().parents[1]
-KEYED = ("choices", "engine", "rules")  # packages of which a file may be compiled
+KEYED = ("choices", "engine")  # packages of which a file may be compiled
 
 
 def package_sources(package: Path) -> list[Path]:

@@ -9,13 +9,14 @@ not assign in its `__init__`). Other classes may be derived from in Python, and 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specsim.compiled.finder import package_sources
 
-# The modules of these, and every module of the packages of the key that they import.
-ROOTS = ("engine", "rules.checked_engine", "choices.exhaustive")
+# The modules of these but for those of LEFT_OUT, and every module of the packages of the key that they import.
+ROOTS = ("engine", "choices.exhaustive")
+LEFT_OUT = tuple(f"engine.rules.{name}" for name in ("coverage", "extension", "schedulers", "workers"))
 # Protocols from which compiled classes derive, so that their methods are called without a lookup.
 PLAIN_BASES = frozenset({"Accounting", "Observer"})
 
@@ -27,7 +28,7 @@ def modules(package: Path) -> dict[str, Path]:
         for path in package_sources(package)
         if path.stem != "__init__"
     }
-    waiting = [name for name in by_name if any(f"{name}.".startswith(f"specsim.{root}.") for root in ROOTS)]
+    waiting = [name for name in by_name if _is_of(name, ROOTS) and not _is_of(name, LEFT_OUT)]
     found: dict[str, Path] = {}
     while waiting:
         name = waiting.pop()
@@ -35,6 +36,10 @@ def modules(package: Path) -> dict[str, Path]:
             found[name] = by_name[name]
             waiting += [other for other in _imports(by_name[name]) if other in by_name]
     return dict(sorted(found.items()))
+
+
+def _is_of(name: str, packages: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"specsim.{package}.") for package in packages)
 
 
 def _imports(path: Path) -> Iterator[str]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.accounting_target import ModelTarget as ModelAccountingTarget
+from specsim.engine.rules.extension import Extension, ExtensionTarget
 from specsim.engines.packages import fetch_release, open_source
 from specsim.engines.registry import ENGINES, Engine
 from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
 from specsim.errors import UsageError, described
 from specsim.isolation.phases import running
 from specsim.lifting.cache import Cache
-from specsim.rules.extension import Extension, ExtensionTarget
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:

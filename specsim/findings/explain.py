@@ -11,11 +11,11 @@ from typing import Any
 from packaging.version import Version
 
 from specsim import replay_file
+from specsim.engine.rules.table import CHECKS
 from specsim.engines import triage
 from specsim.errors import UsageError, did_you_mean
 from specsim.files import read_json
 from specsim.lifting.versions import is_version
-from specsim.rules.table import CHECKS
 from specsim.tiers.registry import TIERS, all_rules
 from specsim.verdict import REACHES
 

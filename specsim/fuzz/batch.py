@@ -21,6 +21,7 @@ from specsim.deadline import NEVER, Deadline
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.loop import Engine
 from specsim.engine.observer import Violation
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.fuzz.batches import seed_of
 from specsim.fuzz.observability import observed_run
@@ -28,7 +29,6 @@ from specsim.fuzz.reached import Reached
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch, BatchResult, Found, Observed
 from specsim.replay_file import Replay, to_text
-from specsim.rules.checked_engine import checked_engine
 from specsim.tiers.accounting.answers import Origin, finding_of, title_of
 from specsim.tiers.accounting.answers import failure_of as process_failure_of
 from specsim.tiers.accounting.decisive_pair import StoppedError, decisive_pair

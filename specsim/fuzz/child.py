@@ -32,6 +32,7 @@ import msgspec
 from specsim import interrupts
 from specsim.choices.chooser import RecordingChooser, Tape
 from specsim.deadline import Deadline
+from specsim.engine.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.engines.target import parse_target
 from specsim.errors import UsageError, described
 from specsim.fuzz.batch import (
@@ -62,7 +63,6 @@ from specsim.isolation.messages import Envelope, Error, Messages
 from specsim.isolation.processes import fork
 from specsim.isolation.questions import Questions
 from specsim.lifting.cache import Cache
-from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.accounting.answers import load_target
 from specsim.tiers.child import unreadable
 from specsim.verdict import NotRun

@@ -1,6 +1,6 @@
 """What the runs of a batch reached, by names.
 
-    "pair:..."  a request's state and an event (`specsim.rules.coverage`)
+    "pair:..."  a request's state and an event (`specsim.engine.rules.coverage`)
     "mark:..."  an interleaving, a step of a life, an option that is on (`specsim.engine.marks`)
     "rule:..."  a rule that applied to the run, of those that do not apply to most (`Check.applies`)
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specsim.rules.coverage import pairs, rules_applied
+from specsim.engine.rules.coverage import pairs, rules_applied
 from specsim.tiers.accounting.schedules import Schedule
 
 LOGS_EVERY = 16

@@ -150,7 +150,7 @@ def _ask(mutant: Mutant, module: str, question: dict[str, Any], deadline: Deadli
 
 def _rules(without: Collection[str], only: Collection[str]) -> tuple[Rule, ...]:
     """The rules to check: all but some, or some alone."""
-    from specsim.rules.table import BY_ID, RULES
+    from specsim.engine.rules.table import BY_ID, RULES
 
     off = set(without) | (set(BY_ID) - set(only) if only else set())
     unknown = sorted((set(without) | set(only)) - set(BY_ID))
@@ -170,7 +170,7 @@ def _hunt(
     """Run schedules of this process' model until one breaks a rule; None when the deadline comes before."""
     # Imported late: the mutant is applied before the modules of the simulator are loaded.
     from specsim.engine.accounting_target import ModelTarget
-    from specsim.rules.checked_engine import checked_engine
+    from specsim.engine.rules.checked_engine import checked_engine
     from specsim.tiers.accounting.schedules import run_schedule, strategy_of
 
     target, engine = ModelTarget(), partial(checked_engine, rules=rules)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specsim.rules.liveness import DeviceException
-from specsim.rules.streams import StreamRace
+from specsim.engine.rules.liveness import DeviceException
+from specsim.engine.rules.streams import StreamRace
 from specsim.vdevice.findings import Access, Finding, Place
 from specsim.world.scheduler import MODEL, RESULT, Broken
 

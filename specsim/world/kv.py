@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specsim.rules.launches import BatchState
-from specsim.rules.liveness import DeviceException
-from specsim.rules.sampling import GrammarState, PenaltyCounts
-from specsim.rules.slots import FreeSlot
+from specsim.engine.rules.launches import BatchState
+from specsim.engine.rules.liveness import DeviceException
+from specsim.engine.rules.sampling import GrammarState, PenaltyCounts
+from specsim.engine.rules.slots import FreeSlot
 from specsim.world.hash_model import extended
 from specsim.world.ledger import Freed, Ledger
 from specsim.world.scheduler import Broken, Seen, WrongContent

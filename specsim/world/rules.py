@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.rules.launches import BatchState
-from specsim.rules.liveness import DeviceException, Progress
-from specsim.rules.radix import TreeContent
-from specsim.rules.requests import LengthsInOrder
-from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs, WantedAbort
-from specsim.rules.rows import RowOwner
-from specsim.rules.sampling import GrammarState, LogprobRows, PenaltyCounts
-from specsim.rules.schedulers import ADMISSION
-from specsim.rules.slots import FreeSlot, LeakAtIdle
-from specsim.rules.steps import ContentRead, DraftContent
-from specsim.rules.streams import StreamRace
+from specsim.engine.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.engine.rules.launches import BatchState
+from specsim.engine.rules.liveness import DeviceException, Progress
+from specsim.engine.rules.radix import TreeContent
+from specsim.engine.rules.requests import LengthsInOrder
+from specsim.engine.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs, WantedAbort
+from specsim.engine.rules.rows import RowOwner
+from specsim.engine.rules.sampling import GrammarState, LogprobRows, PenaltyCounts
+from specsim.engine.rules.schedulers import ADMISSION
+from specsim.engine.rules.slots import FreeSlot, LeakAtIdle
+from specsim.engine.rules.steps import ContentRead, DraftContent
+from specsim.engine.rules.streams import StreamRace
 from specsim.verdict import Rule
 
 LENGTHS = LengthsInOrder.rule

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from specsim.choices.chooser import Item
+from specsim.engine.rules.failures import HOST_EXCEPTION
 from specsim.errors import described
 from specsim.lifting.changes import Function
 from specsim.lifting.ran import noting
-from specsim.rules.failures import HOST_EXCEPTION
 from specsim.world import rules
 from specsim.world.case import Labelled
 from specsim.world.rules import Violation

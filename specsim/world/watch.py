@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specsim.rules.schedulers import ADMISSION
+from specsim.engine.rules.schedulers import ADMISSION
 from specsim.world import rules
 from specsim.world.rules import Violation
 

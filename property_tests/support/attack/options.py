@@ -146,7 +146,7 @@ _PATH_OPTIONS |= {"--store", "--observe", "--repo", "--cache-dir", "--campaign"}
 _TARGET_OPTIONS = {"--target", "--provider", "--kernels", "--baseline", "--fetch", "--good", "--bad"}
 _READ_OPTIONS = {"--data", "--campaign", "--repo", "--baseline"}  # they name what is read
 MINE = """
-from specsim.rules.extension import Extension
+from specsim.engine.rules.extension import Extension
 
 extension = Extension(rules={"a": lambda call, memory, requests: ""})
 """

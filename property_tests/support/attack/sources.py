@@ -174,7 +174,7 @@ _PROVIDER = """
 _RULE = """
     import os, sys, time
     import torch
-    from specsim.rules.extension import Extension
+    from specsim.engine.rules.extension import Extension
     {at_import}
 
     predict = accept_index = accept_lens = torch.ones(3)

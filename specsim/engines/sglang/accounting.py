@@ -28,6 +28,7 @@ from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.memory.tree_node import TreeNode
 from specsim.engine.observer import RunStopped
 from specsim.engine.request import Request
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.sampling import bincount
 from specsim.engine.sampling_params import Counts
 from specsim.engine.workload import draw_scenario
@@ -48,7 +49,6 @@ from specsim.lifting.cache import Cache
 from specsim.lifting.gc_pause import without_collections
 from specsim.lifting.lift import TextStore
 from specsim.lifting.source import SourceTree
-from specsim.rules.checked_engine import checked_engine
 from specsim.verdict import NotRun
 
 _REHEARSALS = 60

@@ -18,11 +18,11 @@ import torch
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
 from specsim.engine.memory.allocator import Allocator, OutOfSlotsError, SlotWatcher
+from specsim.engine.rules.slots import FreeGroup, FreeSlot, LeakedPage, LeakedSlot, SplitPage
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang.host_objects import StubError
 from specsim.interpreter.triton_interpreter import is_interpreted, mend_ranges
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
-from specsim.rules.slots import FreeGroup, FreeSlot, LeakedPage, LeakedSlot, SplitPage
 from specsim.verdict import Rule
 
 # One configuration in so many has its pages handed out by the release's kernel, in Triton's interpreter, which takes

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
+from specsim.engine.rules.liveness import DeviceException
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang import host_objects as objects
-from specsim.rules.liveness import DeviceException
 
 BYTES_OF_A_TOKEN = 24
 

@@ -15,9 +15,9 @@ from typing import Any
 from specsim.engine.config import EngineConfig
 from specsim.engine.memory.radix import Entry, Match, RadixCache
 from specsim.engine.memory.tree_node import TreeNode
+from specsim.engine.rules.ledger import SlotLedger
 from specsim.engines.sglang import host_names as names
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, find_definitions
-from specsim.rules.ledger import SlotLedger
 
 
 class VirtualClock:

@@ -10,11 +10,11 @@ from typing import Any
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.model import VOCABULARY
 from specsim.engine.request import Request
+from specsim.engine.rules.liveness import Progress
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang import stubs
 from specsim.engines.sglang.radix_classes import calls as calls_one
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
-from specsim.rules.liveness import Progress
 
 PART = "session controller"
 

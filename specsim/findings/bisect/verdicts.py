@@ -139,7 +139,7 @@ class RuleQuestion:
     """Whether a revision breaks a rule of the simulator in one of the schedules of a seed."""
 
     def __init__(self, rule: str, limits: Limits) -> None:
-        from specsim.rules.table import BY_ID
+        from specsim.engine.rules.table import BY_ID
 
         if rule not in BY_ID:
             raise UsageError(

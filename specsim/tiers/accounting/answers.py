@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts, replay_file
+from specsim.engine.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.errors import UsageError
 from specsim.replay_file import ScheduleReplay
-from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.accounting.model_code import model_hash
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
@@ -180,7 +180,7 @@ def failure_of(
     """The finding of schedule `index`, whose process ended as `text` says, and what its replay file holds. `tape` are
     the choices of its scenario.
     """
-    from specsim.rules.table import BY_ID
+    from specsim.engine.rules.table import BY_ID
 
     rule = BY_ID[rule_id]
     finding = broken(
@@ -225,8 +225,8 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     messages.send(At(subject=SUBJECT))  # what ends the process from here on is the schedule's
     from specsim.choices.chooser import replayed
     from specsim.engine.loop import Engine
+    from specsim.engine.rules.checked_engine import checked_engine
     from specsim.lifting.ran import functions_of, noting
-    from specsim.rules.checked_engine import checked_engine
     from specsim.tiers.accounting.schedules import run_schedule
 
     engines: list[Any] = []
@@ -377,7 +377,7 @@ def _part(target: Any, name: str) -> Any:
 
 def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, ScheduleReplay]:
     """The finding of a ScheduleFinding, and what its replay file holds."""
-    from specsim.rules.extension import ExtensionTarget
+    from specsim.engine.rules.extension import ExtensionTarget
     from specsim.tiers.accounting.decisive_pair import line
     from specsim.tiers.accounting.shown import request_lines, settings_line
 

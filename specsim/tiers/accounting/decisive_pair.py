@@ -28,8 +28,8 @@ from specsim.engine.accounting_target import AccountingTarget, move_of
 from specsim.engine.event_log import LoggedEvent, Run
 from specsim.engine.launch import Launch
 from specsim.engine.loop import ITERATIONS_MAX, Engine
+from specsim.engine.rules.checked_engine import checked_parts
 from specsim.engine.workload import Scenario, draw_scenario
-from specsim.rules.checked_engine import checked_parts
 
 UNLOGGED = -1  # number of an event that the log does not have: it would come after the broken rule, or is not logged
 _WHO_GOES_NEXT = "device goes first"

@@ -11,10 +11,10 @@ from typing import Any
 from specsim.choices.chooser import Tape, replayed
 from specsim.choices.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError
 from specsim.engine.event_log import LoggedEvent
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.small_scopes import Scope
 from specsim.engine.snapshot import EngineState
 from specsim.errors import UsageError
-from specsim.rules.checked_engine import checked_engine
 
 STATES_MAX = 2_000_000
 

@@ -9,8 +9,8 @@ from specsim.choices.hypothesis_chooser import chosen
 from specsim.engine.accounting import Accounting, Memory, ModelAccounting
 from specsim.engine.event_log import Run
 from specsim.engine.features import FEATURES
+from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.workload import draw_scenario
-from specsim.rules.checked_engine import checked_engine
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -19,10 +19,10 @@ ROOTS = (
     "specsim.engine.loop",
     "specsim.engine.workload",
     "specsim.engine.accounting_target",
-    "specsim.rules.checked_engine",
-    "specsim.rules.extension",
+    "specsim.engine.rules.checked_engine",
+    "specsim.engine.rules.extension",
 )
-FOLDERS = ("specsim.engine.", "specsim.engine.memory.", "specsim.rules.")
+FOLDERS = ("specsim.engine.", "specsim.engine.memory.", "specsim.engine.rules.")
 ALONE = ("specsim.choices.chooser",)
 """Of the packages below the simulator, what reads a tape."""
 

@@ -25,10 +25,10 @@ from specsim.engine.device import Move
 from specsim.engine.launch import LaunchRow, Sequence
 from specsim.engine.lifecycle import State
 from specsim.engine.loop import Engine
+from specsim.engine.rules.checked_engine import checked_parts
+from specsim.engine.rules.checker import Checker
 from specsim.engine.scalar_tree import Attention
 from specsim.engine.workload import Scenario
-from specsim.rules.checked_engine import checked_parts
-from specsim.rules.checker import Checker
 from specsim.tiers.states import Sections, changed, ranges
 
 # Events that are logged when they begin, and the calls that are the beginning of another one.

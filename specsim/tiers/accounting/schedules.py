@@ -23,12 +23,12 @@ from specsim.engine.event_log import Run
 from specsim.engine.loop import Engine, UnsupportedScenarioError
 from specsim.engine.marks import INTERLEAVINGS, LIFE, note
 from specsim.engine.observer import Violation
+from specsim.engine.rules.checked_engine import checked_engine
+from specsim.engine.rules.coverage import CONTESTS
+from specsim.engine.rules.extension import ExtensionTarget
+from specsim.engine.rules.failures import HOST_EXCEPTION
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.errors import no_such
-from specsim.rules.checked_engine import checked_engine
-from specsim.rules.coverage import CONTESTS
-from specsim.rules.extension import ExtensionTarget
-from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.accounting.decisive_pair import Pair, StoppedError, decisive_pair
 from specsim.tiers.accounting.scenario_reduction import without_one_item
 

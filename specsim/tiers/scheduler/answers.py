@@ -14,10 +14,10 @@ from msgspec import structs
 
 from specsim import interrupts, replay_file
 from specsim.choices.shrinker import Shrinker
+from specsim.engine.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.errors import UsageError
 from specsim.lifting.probes import statement_at
 from specsim.replay_file import SchedulerReplay
-from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message

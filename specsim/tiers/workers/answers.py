@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts, replay_file
+from specsim.engine.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.errors import UsageError
 from specsim.replay_file import WorkerReplay
-from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.messages import At, Check, Done, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message

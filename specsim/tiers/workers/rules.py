@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.rules.sampling import PenaltiesAfterRetraction, PenaltyCounts
-from specsim.rules.steps import DraftPool
-from specsim.rules.workers import NODE_PENALTIES, REQUEST_PENALTIES, STALE_METADATA
+from specsim.engine.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.engine.rules.sampling import PenaltiesAfterRetraction, PenaltyCounts
+from specsim.engine.rules.steps import DraftPool
+from specsim.engine.rules.workers import NODE_PENALTIES, REQUEST_PENALTIES, STALE_METADATA
 from specsim.verdict import Rule
 
 WORKER_RULES: tuple[Rule, ...] = (REQUEST_PENALTIES, NODE_PENALTIES, STALE_METADATA)

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from specsim.engine.rules.steps import DraftContent
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import Row
 from specsim.engines.sglang.scheduler.configuration import TOY_LLAMA
 from specsim.engines.sglang.scheduler.modules import is_there, release_module
 from specsim.engines.sglang.scheduler.worker import Seat, count_feed, is_penalized, wrong_penalties
-from specsim.rules.steps import DraftContent
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
 from specsim.world.kv import UNWRITTEN, BadValue, Content, Ints, Penalized, Reports

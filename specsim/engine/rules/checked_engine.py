@@ -9,10 +9,10 @@ from specsim.engine.accounting import Accounting, Memory, ModelAccounting, make_
 from specsim.engine.config import require_runnable
 from specsim.engine.device import Move
 from specsim.engine.loop import Engine
+from specsim.engine.rules.checker import Checker
+from specsim.engine.rules.ledger import SlotLedger
+from specsim.engine.rules.table import RULES
 from specsim.engine.workload import Scenario
-from specsim.rules.checker import Checker
-from specsim.rules.ledger import SlotLedger
-from specsim.rules.table import RULES
 from specsim.verdict import Rule
 
 

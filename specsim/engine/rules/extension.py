@@ -22,10 +22,10 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.features import FEATURES
 from specsim.engine.memory.allocator import OutOfSlotsError
 from specsim.engine.memory.rows import RowsExhaustedError
+from specsim.engine.rules.failures import EXTENSION_EXCEPTION, EXTENSION_RULE, HOST_EXCEPTION
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import AccountingCalled
 from specsim.errors import cut, described
-from specsim.rules.failures import EXTENSION_EXCEPTION, EXTENSION_RULE, HOST_EXCEPTION
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import AccountingCalled
 from specsim.verdict import Rule
 
 # `rule(call, memory, requests)` after every call of the accounting that changes something: "" when it holds, else what

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 from specsim.engine.accounting import Observed
 from specsim.engine.lifecycle import State
-from specsim.rules.oracle import outputs_of, unending_outputs_of
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import (
+from specsim.engine.rules.oracle import outputs_of, unending_outputs_of
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import (
     Answered,
     FinishChecked,
     LiveResult,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from specsim.engine.accounting import Memory
 from specsim.engine.memory.radix import RadixCache
 from specsim.engine.memory.swa import SwaAllocator
-from specsim.rules.ledger import Owner, SlotLedger
-from specsim.rules.views import (
+from specsim.engine.rules.ledger import Owner, SlotLedger
+from specsim.engine.rules.views import (
     IdleTree,
     IdleTreeEntry,
     IdleTreeWindow,

@@ -1,8 +1,8 @@
 """Checks the rules of a run while it goes on: the observer of an engine.
 
-What the engine reports becomes a view (`specsim.rules.views`), and every rule that is evaluated after such an event
-gets it. A broken rule is recorded with what was expected and what was found, and the run stops there, unless the rule
-says that it can go on.
+What the engine reports becomes a view (`specsim.engine.rules.views`), and every rule that is evaluated after such an
+event gets it. A broken rule is recorded with what was expected and what was found, and the run stops there, unless the
+rule says that it can go on.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from specsim.engine.memory.allocator import SlotWatcher
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.observer import Accesses, Observer, RunStopped, Violation
 from specsim.engine.request import Request
+from specsim.engine.rules import views
+from specsim.engine.rules.audit import idle_tree_seen, slots_seen, tree_seen, window_seen
+from specsim.engine.rules.device_outputs import DeviceOutputs
+from specsim.engine.rules.failures import HOST_EXCEPTION
+from specsim.engine.rules.happens_before import HappensBefore
+from specsim.engine.rules.ledger import Owner, SlotLedger, is_sound
+from specsim.engine.rules.ownership import Account
+from specsim.engine.rules.rule import Broken
+from specsim.engine.rules.table import RULES, checks_after
 from specsim.engine.shallow_copy import shallow_copy
-from specsim.rules import views
-from specsim.rules.audit import idle_tree_seen, slots_seen, tree_seen, window_seen
-from specsim.rules.device_outputs import DeviceOutputs
-from specsim.rules.failures import HOST_EXCEPTION
-from specsim.rules.happens_before import HappensBefore
-from specsim.rules.ledger import Owner, SlotLedger, is_sound
-from specsim.rules.ownership import Account
-from specsim.rules.rule import Broken
-from specsim.rules.table import RULES, checks_after
 from specsim.verdict import Rule
 
 

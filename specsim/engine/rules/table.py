@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from specsim.rules import (
+from specsim.engine.rules import (
     failures,
     launches,
     liveness,
@@ -24,7 +24,7 @@ from specsim.rules import (
     streams,
     window,
 )
-from specsim.rules.rule import Check
+from specsim.engine.rules.rule import Check
 from specsim.verdict import Rule
 
 _MODULES = (rows, slots, window, radix, sessions, launches, requests, results, steps, sampling, streams, liveness)

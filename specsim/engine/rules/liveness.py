@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import DeviceRaised, StillPending
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import DeviceRaised, StillPending
 from specsim.verdict import Rule, Severity
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from specsim.engine.memory.sessions import SessionSlot
-from specsim.rules.rule import Broken, Check
-from specsim.rules.slots import leak_of
-from specsim.rules.views import (
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.slots import leak_of
+from specsim.engine.rules.views import (
     PromptMade,
     SessionMatched,
     SessionSaved,

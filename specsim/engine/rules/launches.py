@@ -5,8 +5,8 @@ from __future__ import annotations
 from specsim.engine.lifecycle import State
 from specsim.engine.memory.allocator import ceil_to
 from specsim.engine.request import Request
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import HostWaits, Launched, Prepared, Preparing, Releasing, Resolving
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import HostWaits, Launched, Prepared, Preparing, Releasing, Resolving
 from specsim.verdict import Rule, Severity
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import IdlePools, IdleRows, OwnerSeen, Prepared, SlotMisused, SlotsCounted, TreeSlotsSeen
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import (
+    IdlePools,
+    IdleRows,
+    OwnerSeen,
+    Prepared,
+    SlotMisused,
+    SlotsCounted,
+    TreeSlotsSeen,
+)
 from specsim.verdict import Rule, Severity
 
 

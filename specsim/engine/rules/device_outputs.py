@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from specsim.engine.config import EngineConfig
 from specsim.engine.device import Device
 from specsim.engine.launch import Launch
+from specsim.engine.rules.views import DistributionSeen, PenaltiesFed
 from specsim.engine.sampling import bincount
 from specsim.engine.sampling_params import Counts
-from specsim.rules.views import DistributionSeen, PenaltiesFed
 
 
 class DeviceOutputs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specsim.engine import model
 from specsim.engine.memory.tree_node import TreeNode
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import (
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import (
     IdleTree,
     IdleTreeEntry,
     IdleTreeWindow,

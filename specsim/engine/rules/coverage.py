@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from specsim.choices.search_strategies import Contest
 from specsim.engine.event_log import Run
+from specsim.engine.rules.table import CONDITIONAL
+from specsim.engine.rules.views import Shown
 from specsim.engine.workload import Scenario
-from specsim.rules.table import CONDITIONAL
-from specsim.rules.views import Shown
 
 # Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
 CONTESTS = {

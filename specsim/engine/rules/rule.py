@@ -1,7 +1,7 @@
 """A rule of the accounting tier, as an object that looks at a run.
 
-One class is one rule. Its module is the concern that it belongs to, and `specsim.rules.table` finds it there. Rules
-speak of KVready and of owned slots, and never of an engine's field or convention.
+One class is one rule. Its module is the concern that it belongs to, and `specsim.engine.rules.table` finds it there.
+Rules speak of KVready and of owned slots, and never of an engine's field or convention.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from specsim.engine.accounting import Observed
 from specsim.engine.request import Request
-from specsim.rules.views import Shown
+from specsim.engine.rules.views import Shown
 from specsim.verdict import Rule
 
 
@@ -36,8 +36,8 @@ class Check:
     """A rule and when it is evaluated.
 
     `rule`   its number, name, sentence and severity
-    `after`  the events after which it is evaluated: classes of `specsim.rules.views`. An instance is what the rule may
-             read then
+    `after`  the events after which it is evaluated: classes of `specsim.engine.rules.views`. An instance is what the
+             rule may read then
     """
 
     rule: ClassVar[Rule]

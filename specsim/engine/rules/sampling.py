@@ -8,9 +8,9 @@ from specsim.engine.grammar import Matcher
 from specsim.engine.logprobs import logprob_of
 from specsim.engine.model import EMPTY, extend
 from specsim.engine.request import Request
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import DistributionSeen, PenaltiesFed, SampledAppended, Shown
 from specsim.engine.sampling import bincount
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import DistributionSeen, PenaltiesFed, SampledAppended, Shown
 from specsim.verdict import Rule, Severity
 
 

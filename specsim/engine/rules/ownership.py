@@ -1,7 +1,7 @@
 """The account of who owns which page, kept from one check to the next: a check costs what has changed since the last.
 
-It says only that nothing is wrong. When it cannot, `specsim.rules.ledger` looks at everything, and the account is made
-anew from what that finds.
+It says only that nothing is wrong. When it cannot, `specsim.engine.rules.ledger` looks at everything, and the account
+is made anew from what that finds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 from specsim.engine.accounting import Memory
-from specsim.rules.ledger import Owner, SlotLedger, is_sound, rows_match
+from specsim.engine.rules.ledger import Owner, SlotLedger, is_sound, rows_match
 
 
 class Account:
@@ -26,7 +26,7 @@ class Account:
         self._owned: set[int] = set()
 
     def is_sound(self, owners: Sequence[Owner]) -> bool:
-        """As `specsim.rules.ledger.is_sound`."""
+        """As `specsim.engine.rules.ledger.is_sound`."""
         touched = self._updated(owners)
         if touched is not None and self._agrees(touched) and rows_match(self._memory.rows, owners):
             self._ledger.changed.clear()

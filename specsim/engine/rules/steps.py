@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specsim.engine.draft import DraftMismatch
 from specsim.engine.model import VOCABULARY, extend
-from specsim.rules.rule import Broken, Check
-from specsim.rules.views import Executed, Shown, StepExecuted
+from specsim.engine.rules.rule import Broken, Check
+from specsim.engine.rules.views import Executed, Shown, StepExecuted
 from specsim.verdict import Rule, Severity
 
 _COLLECTIVES = ["draft", "verify", "draft extend"]

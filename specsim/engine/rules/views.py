@@ -19,9 +19,9 @@ from specsim.engine.memory.rows import Rows
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.memory.swa import SwaAllocator
 from specsim.engine.request import Request, Turn
+from specsim.engine.rules.ledger import Misuse, Owner, SlotLedger
 from specsim.engine.sampling import DistributionState
 from specsim.engine.sampling_params import Counts
-from specsim.rules.ledger import Misuse, Owner, SlotLedger
 
 # Memory
 
