@@ -16,11 +16,11 @@ from specsim.engines.sglang.operations import FUNCTIONS
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, known_line, load, triage_line, triage_of
 from specsim.report.matrix import linked_upstream
+from specsim.rules.table import BY_ID as RULES_OF_SCHEDULER
 from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
 from specsim.tiers.workers.rules import BY_ID as RULES_OF_WORKERS
 from specsim.tiers.workers.rules import signature_of
 from specsim.verdict import Severity
-from specsim.world.rules import BY_ID as RULES_OF_SCHEDULER
 
 ROOT = Path(__file__).parents[2]
 TRIAGE = TABLE["sglang"]

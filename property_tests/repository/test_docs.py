@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from property_tests.support import promises
+from property_tests.support import promises, rules_page
 from property_tests.support.command_line import specsim
 from specsim.cli import app
 from specsim.contracts.__main__ import page as operations_page
 from specsim.engine.rules.table import RULES as ACCOUNTING_RULES
+from specsim.rules.table import CHECKS
 from specsim.tiers.ops.rules import RULES
 from specsim.tiers.workers.rules import WORKER_RULES
 from specsim.verdict import Severity
-from specsim.world.rules import OWN_RULES
 
 ROOT = Path(__file__).parents[2]
 CHECK = (ROOT / "docs" / "check.md").read_text()
@@ -32,7 +32,7 @@ def test_the_documented_rules_are_the_rules() -> None:
     documented = dict(re.findall(r"^\| (\S+ \(O\d+\)) \| (.+) \|$", VERDICT, re.MULTILINE))
     assert documented == {rule.label: rule.sentence for rule in RULES}
     accounting = re.findall(r"^\| (\S+ \([A-Z]\d+\)) \| ([a-z-]+) \| (.+) \|$", VERDICT, re.MULTILINE)
-    rules = (*ACCOUNTING_RULES, *WORKER_RULES, *OWN_RULES)
+    rules = (*ACCOUNTING_RULES, *WORKER_RULES, *(check.rule for check in CHECKS))
     assert accounting == [(rule.label, rule.severity, rule.sentence) for rule in rules]
 
 
@@ -68,6 +68,11 @@ def test_the_reference_of_commands_is_what_the_command_line_says_of_itself() -> 
 def test_the_page_of_promises_is_of_these_tests() -> None:
     assert promises.folders_without_a_promise() == []
     assert promises.PAGE.read_text() == promises.page(), "run `make pages`"
+
+
+@pytest.mark.parametrize("name", rules_page.PAGES)
+def test_the_pages_have_the_rules_of_the_scheduler_tier(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == rules_page.page(name), "run `make pages`"
 
 
 def test_the_page_of_operations_is_what_the_contracts_say() -> None:

@@ -55,7 +55,8 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "interpreter": layer("errors contracts", "torch triton numpy"),
     "vdevice": layer("errors choices interpreter", "torch triton numpy"),
     "lifting": layer("errors isolation files", "packaging torch triton"),
-    "world": layer("errors isolation files verdict choices engine contracts vdevice lifting", "msgspec numpy"),
+    "world": layer("errors isolation files verdict choices contracts vdevice lifting", "msgspec numpy"),
+    "rules": layer("errors verdict world"),
     "engines": layer(
         "errors isolation files verdict choices engine contracts interpreter lifting vdevice world",
         "packaging torch triton numpy msgspec",
@@ -64,7 +65,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "mutation": layer("errors compiled", "msgspec"),
     "tiers": layer(
         "deadline errors interrupts isolation files verdict replay_file choices engine reference contracts "
-        "kernels interpreter lifting world engines compiled mutation",
+        "kernels interpreter lifting world rules engines compiled mutation",
         "torch triton msgspec",
     ),
     "selfcheck": layer(
@@ -74,7 +75,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     ),
     "bench": layer(
         "deadline errors interrupts verdict choices engine reference contracts kernels interpreter lifting world "
-        "engines compiled tiers",
+        "rules engines compiled tiers",
         "torch triton",
     ),
     "findings": layer(
@@ -287,7 +288,7 @@ def test_lifting_and_what_surrounds_a_scheduler_name_no_engine() -> None:
     named = [
         place
         for path in sources()
-        if path.startswith(("specsim/lifting/", "specsim/world/", "specsim/tiers/scheduler/"))
+        if path.startswith(("specsim/lifting/", "specsim/world/", "specsim/rules/", "specsim/tiers/scheduler/"))
         for place in tokens_that_match(path, ENGINE, prose=False)
     ]
     assert named == []

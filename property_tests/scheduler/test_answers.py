@@ -16,7 +16,7 @@ from property_tests.support.told_answers import MISTAKES
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.outputs import FIELDS, unknown_fields
 from specsim.lifting.source import SourceTree
-from specsim.world.rules import BY_ID
+from specsim.rules.table import BY_ID
 
 ROOT = Path(__file__).parents[2]
 FOUND = {

@@ -9,10 +9,11 @@ import pytest
 
 from specsim.engines.sglang.scheduler import decoding
 from specsim.engines.sglang.scheduler.decoding import BIAS, PENALTY, Wanted, decoded
+from specsim.rules.answers import alike
+from specsim.rules.sampling import is_right as is_as_said
 from specsim.world.hash_model import VOCABULARY, Prefixes, likely, prefix_of
 from specsim.world.hash_model import decoded as plain
 from specsim.world.scheduler import LogprobRow
-from specsim.world.state import _alike
 
 torch = pytest.importorskip("torch")
 registry = pytest.importorskip("specsim.contracts.registry")
@@ -174,7 +175,7 @@ def seat(**wanted: float) -> object:
 def test_penalties_are_of_own_tokens_one_for_each_verification(
     wanted: dict[str, float], added: dict[int, float], scaled: dict[int, float], is_right: bool
 ) -> None:
-    assert (worker.wrong_penalties(seat(**wanted), added, scaled) is None) == is_right
+    assert is_as_said(worker.penalized(seat(**wanted), added, scaled)) == is_right
 
 
 @pytest.mark.parametrize(
@@ -189,4 +190,4 @@ def test_penalties_are_of_own_tokens_one_for_each_verification(
     ids=str,
 )
 def test_of_tokens_that_a_mask_forbids_any_may_be_the_next_likely_one(actual: LogprobRow, is_alike: bool) -> None:
-    assert _alike(((0.0, 96), (0.0, 96), (-np.inf, 0)), actual) == is_alike
+    assert alike(((0.0, 96), (0.0, 96), (-np.inf, 0)), actual) == is_alike

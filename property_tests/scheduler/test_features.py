@@ -60,15 +60,15 @@ DEFECTS = {
     ),
     "penalties are fed nothing": (
         (V1, "penalties", "", "speculative.eagle_info_v2", FEEDS, "drop-call", "cumulate_output_tokens", "0"),
-        "scheduler:I58:verify",
+        "scheduler:I67:verify",
     ),
     "a filter takes the penalties of another row": (
         (V1, "penalties", "", f"{PENALTIES}presence_penalty", PRESENCE, "minus-one", "keep_indices", "1"),
-        "scheduler:I58:verify",
+        "scheduler:I67:verify",
     ),
     "a verification of a release's own worker adds no penalties": (
         (NEWEST, "penalties", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "add_", "0"),
-        "scheduler:I58:verify",
+        "scheduler:I67:verify",
     ),
     "a verification of a release's own worker has no bias": (
         (NEWEST, "penalties", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "add_", "1"),

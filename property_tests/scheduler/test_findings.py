@@ -225,6 +225,6 @@ def test_bisect_names_the_release_that_took_stale_results_away(
     files = {finding["signature"]: finding["replay"] for finding in json.loads(out.read_text())["findings"]}
     result = tmp_path / "bisect.json"
     ends = ("--bad", f"sglang=={BEFORE}", "--good", f"sglang=={VERSION}", "--json", result)
-    ended = specsim("bisect", files["scheduler:I31:committed"], *ends)
+    ended = specsim("bisect", files["scheduler:I64:committed"], *ends)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"first fixed: sglang=={VERSION}" in ended.stdout

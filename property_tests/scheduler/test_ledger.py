@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specsim.engines.sglang.scheduler.freed import watch
-from specsim.world.kv import FreeTwice, Kv, Reports
+from specsim.world.kv import FreedTwice, Kv, Reports
 from specsim.world.ledger import Freed
 
 KV, OTHER = 7, 8
@@ -116,7 +116,7 @@ def test_what_is_freed_while_it_is_free_is_told_with_who_frees_it(page_size: int
     finished(allocator, torch.tensor([4]))
     assert reports.records == []
     finished(allocator, torch.tensor([8, 4]))
-    assert reports.records == [FreeTwice(4, Freed("finished", "mem_cache/radix.py:3"))]
+    assert reports.records == [FreedTwice(4, Freed("finished", "mem_cache/radix.py:3"))]
 
 
 def test_a_slot_holds_nothing_until_somebody_writes_to_it_again() -> None:

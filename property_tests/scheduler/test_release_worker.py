@@ -182,9 +182,9 @@ def test_what_watches_a_release_is_no_caller_of_its_functions() -> None:
     found = pytest.importorskip("specsim.vdevice.findings")
     watching = f"ReleaseWorker.watch.<locals>.noted at {target.release_worker.__file__}:9"
     access = found.Access("forward", "a kernel", "a.py", 3, "verify", (watching, "step at b.py:4", watching))
-    broken = target.BLAME.broken(found.Finding("race", "a tensor", access, access))
-    assert broken.what == "race:a-tensor:verify<step"
-    assert not [text for text in broken.details if "watch" in text]
+    race = target.BLAME.record(found.Finding("race", "a tensor", access, access))
+    assert race.what == "race:a-tensor:verify<step"
+    assert not [text for text in race.details if "watch" in text]
 
 
 @pytest.mark.parametrize("rank", range(attention.RANKED + 1))

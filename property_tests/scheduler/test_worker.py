@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from specsim.engines.sglang.scheduler.worker import Parts, Tables, Worker
+from specsim.rules.sampling import is_right as is_as_said
 from specsim.world.fakes import Answers, DriftError, Fake
 from specsim.world.hash_model import Prefixes, decoded, logprob_row
-from specsim.world.kv import UNWRITTEN, BadValue, Content, GrammarRead, Penalized
+from specsim.world.kv import BadValue, BatchInput, Masked, Penalized
+from specsim.world.scheduler import WrongContent
 
 PROMPT = [11, 12, 13, 14, 15]
 DRAFTS = 4
@@ -85,9 +87,16 @@ def batch(of: Any, length: int, start: int | None = None, bonus: int = 0, top: i
     )
 
 
-def contents(worker: Worker) -> list[tuple[str, str, int, int, int]]:
-    records = [record for record in worker.reports.records if isinstance(record, Content)]
-    return [(record.phase, record.pool, record.position, record.slot, record.actual) for record in records]
+def records(worker: Worker) -> list[Any]:
+    """Without the sizes of inputs, which are right."""
+    inputs = [record for record in worker.reports.records if isinstance(record, BatchInput)]
+    assert all(one.requests == one.elements for one in inputs)
+    return [record for record in worker.reports.records if not isinstance(record, BatchInput)]
+
+
+def contents(worker: Worker) -> list[tuple[str, str, int, int, str]]:
+    found = [record for record in records(worker) if isinstance(record, WrongContent)]
+    return [(record.phase, record.pool, record.position, record.slot, record.holds) for record in found]
 
 
 def decode(worker: Worker, passes: int, accepted: int) -> list[int]:
@@ -106,7 +115,7 @@ def decode(worker: Worker, passes: int, accepted: int) -> list[int]:
 @pytest.mark.parametrize("accepted", range(1, DRAFTS + 1))
 def test_speculative_decoding_gives_what_sequential_decoding_gives(worker: Worker, accepted: int) -> None:
     assert decode(worker, 5, accepted) == decoded(PROMPT, 1 + 5 * accepted)
-    assert worker.reports.records == []
+    assert records(worker) == []
 
 
 @pytest.mark.parametrize("top", [0, 2])
@@ -133,8 +142,8 @@ def test_kv_of_any_position_that_is_another_is_recorded_and_changes_the_tokens(w
     decode(worker, 0, 1)
     worker.kv.full[position + 1] = 7
     result = worker.forward_batch_generation(batch(request(), 5, bonus=decoded(PROMPT, 1)[0]))
-    (record,) = worker.reports.records
-    assert isinstance(record, Content)
+    (record,) = records(worker)
+    assert isinstance(record, WrongContent)
     assert (record.phase, record.pool, record.rid, record.position, record.slot) == (
         "verify",
         "full",
@@ -142,7 +151,7 @@ def test_kv_of_any_position_that_is_another_is_recorded_and_changes_the_tokens(w
         position,
         position + 1,
     )
-    assert record.actual == 7
+    assert record.holds == "other tokens"
     assert result.next_token_ids.tolist()[0] != decoded(PROMPT, 2)[1]
 
 
@@ -157,7 +166,7 @@ def test_a_draft_in_the_slot_of_nobody_is_recorded(worker: Worker) -> None:
     decode(worker, 0, 1)
     worker.tables.rows[0, 6] = 0
     worker.forward_batch_generation(batch(request(), 5, bonus=decoded(PROMPT, 1)[0]))
-    assert contents(worker) == [("draft", "full", 6, 0, UNWRITTEN)]
+    assert contents(worker) == [("draft", "full", 6, 0, "nothing")]
 
 
 @pytest.mark.parametrize("name", ["req_pool_indices", "seq_lens"])
@@ -166,14 +175,14 @@ def test_a_value_that_nobody_wrote_is_recorded(worker: Worker, name: str) -> Non
     wrong = batch(request(), 5, bonus=20)
     getattr(wrong, name)[0] = -24_237
     worker.forward_batch_generation(wrong)
-    assert BadValue("draft", "r", name, -24_237) in worker.reports.records
+    assert BadValue("draft", "r", name, -24_237) in records(worker)
 
 
 def test_rows_of_finished_requests_are_not_looked_at(worker: Worker) -> None:
     decode(worker, 0, 1)
     worker.kv.full[:] = 7
     worker.forward_batch_generation(batch(request(finished=True), 5, bonus=20))
-    assert worker.reports.records == []
+    assert records(worker) == []
 
 
 def test_an_attribute_that_nobody_thought_of_is_drift() -> None:
@@ -196,7 +205,7 @@ def test_masks_are_of_a_grammar_that_has_read_all_that_was_said(worker: Worker, 
     worker.forward_batch_generation(
         one, grammar_barrier=lambda: setattr(asking.grammar, "read", asking.grammar.read + fed)
     )
-    assert worker.reports.records == ([] if read + fed == 1 else [GrammarRead("r", 1, read + fed)])
+    assert records(worker) == [Masked("r", 1, 9, read + fed)]
 
 
 FIRST, OTHER = decoded(PROMPT, 1)[0], 0
@@ -238,4 +247,5 @@ def test_penalties_are_of_what_the_request_has_said_and_of_nothing_else(
         before[0, FIRST] = 1.5 if is_scaling else -1.5
         setattr(one.sampling_info, name, values if number == passes else before)
         worker.forward_batch_generation(one)
-    assert [type(record) for record in worker.reports.records] == ([] if is_right else [Penalized])
+    found = [record for record in records(worker) if isinstance(record, Penalized)]
+    assert [is_as_said(record) for record in found[-1:]] == [is_right]

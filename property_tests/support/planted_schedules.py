@@ -19,6 +19,7 @@ from specsim.engines.sglang.scheduler.target import SglangScheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
 from specsim.lifting.planted import Planted
+from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import violations_of
 from specsim.world import workload
 from specsim.world.forks import NotStarted, Starters, wanted
@@ -35,7 +36,7 @@ def main(
     module = f"sglang.srt.{module}"
     defect = Planted(id="", title="", module=module, function=function, hashes=(), edit=edit, name=name, nth=int(nth))
     root = folder_of(ReleaseTarget(version), open_cache(None))
-    starters = Starters(SglangScheduler(root, edit_of(defect) if edit else None))
+    starters = Starters(SglangScheduler(root, edit_of(defect) if edit else None), CHECKS)
     try:
         schedules = (wanted(SETUPS, 0, index, SECONDS) for index in range(int(count)))
         outcomes = [starters.run(msgspec.structs.replace(s, tape=(int(setup),)) if setup else s) for s in schedules]

@@ -21,6 +21,7 @@ from specsim.engines.target import ReleaseTarget
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.replay_file import SchedulerReplay
+from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import again, violations_of
 from specsim.verdict import NotRun
 from specsim.world.forks import NotStarted, Ran, Starters, Wanted, wanted
@@ -48,7 +49,7 @@ def signatures_of(schedules: list[dict[str, Any]]) -> list[str]:
 def main(version: str, count: str, *files: str) -> None:
     target = sglang_scheduler(ReleaseTarget(version), open_cache(None))
     assert not isinstance(target, NotRun), target
-    starters = Starters(target)
+    starters = Starters(target, CHECKS)
 
     def run(schedule: Wanted) -> dict[str, Any]:
         outcome = starters.run(schedule)

@@ -13,6 +13,7 @@ from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
+from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import violations_of
 from specsim.world.forks import Starters, wanted
 
@@ -44,7 +45,7 @@ def main(version: str, count: str, mistake: str) -> None:
         return source.replace(was, now, 1) if name.endswith(MODULES) else source
 
     target = ReleaseTarget(version)
-    starters = Starters(SglangScheduler(folder_of(target, open_cache(None)), edited))
+    starters = Starters(SglangScheduler(folder_of(target, open_cache(None)), edited), CHECKS)
     try:
         outcomes = [starters.run(wanted(SETUPS, 0, index, SECONDS)) for index in range(int(count))]
     finally:

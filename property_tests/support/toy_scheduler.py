@@ -1,23 +1,23 @@
-"""A scheduler of one request a step, with defects that can be switched on: for tests of the scheduler tier."""
+"""A scheduler of one request a step, and what it says with a defect: for tests of the scheduler tier."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from specsim.choices.chooser import Chooser
 from specsim.contracts.enumeration import Distribution, Tokens
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.lifting.changes import Function
+from specsim.rules.table import CHECKS
+from specsim.world.rule import Lie
 from specsim.world.scheduler import (
     MODEL,
     Answer,
-    Broken,
     Launch,
     Load,
     LogprobRow,
@@ -27,49 +27,14 @@ from specsim.world.scheduler import (
     RequestState,
     Seen,
     Setup,
+    StartedScheduler,
     Step,
     TreeNode,
     Turn,
-    WrongContent,
 )
 
-DEFECTS = (
-    "wrong token",
-    "one token more",
-    "late stop string",
-    "lost slot",
-    "slot twice",
-    "lost row",
-    "never ends",
-    "raises",
-    "ends its process",
-    "hangs",
-    "claims too much",
-    "aborts others",
-    "free and cached",
-    "cached content",
-    "content",
-    "race",
-    "claims more than it has",
-    "admits nobody",
-    "ignores aborts",
-    "tells nobody of an abort",
-    "no first row",
-    "row of another token",
-    "no second likely token",
-    "counts another token",
-    "counts a part of the prompt",
-    "counts another verification",
-    "counts too much as cached",
-    "another reason",
-    "another match",
-    "ends twice",
-    "ends before its tokens",
-    "a part counts another token",
-    "text of other tokens",
-    "counts other drafts",
-    "counts other runs",
-)
+DEFECTS = {lie.name: lie for check in CHECKS for lie in check.defects}
+"""What a scheduler says that has a defect, by its name."""
 
 
 def decode(prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
@@ -114,9 +79,8 @@ RAN = {"toy.py": [1, 2, 9]}
 class ToyScheduler:
     """See `specsim.world.scheduler.StartedScheduler`."""
 
-    def __init__(self, setup: Setup, defect: str) -> None:
-        assert defect in ("", *DEFECTS)
-        self.setup, self.defect, self.facts = setup, defect, FACTS
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.facts = setup, FACTS
         self.seen = Seen(ran=RAN)
         self._requests: dict[str, _Request] = {}
         self._paused = self._records = False
@@ -135,7 +99,7 @@ class ToyScheduler:
         return hash(tuple(tokens))
 
     def slot_content(self, slot: int) -> int:
-        return self.content_of((1, 2)[: slot + 1]) if self.defect != "cached content" else 0
+        return self.content_of((1, 2)[: slot + 1])
 
     def generate(self, turn: Turn) -> Any:
         request = _Request(
@@ -150,17 +114,15 @@ class ToyScheduler:
         self._requests[request.rid] = request
 
     def abort(self, rid: str) -> Any:
-        return lambda: self._abort([rid] if self.defect != "aborts others" else list(self._requests))
+        return lambda: self._abort([rid])
 
     def abort_all(self) -> Any:
         return lambda: self._abort(list(self._requests))
 
     def _abort(self, rids: list[str]) -> None:
         for rid in rids:
-            if self.defect != "ignores aborts" and rid in self._requests and not self._requests[rid].reason:
+            if rid in self._requests and not self._requests[rid].reason:
                 self._requests[rid].reason = "abort"
-                if self.defect == "tells nobody of an abort":
-                    del self._requests[rid]
 
     def flush(self) -> Any:
         return lambda: None
@@ -213,33 +175,15 @@ class ToyScheduler:
             Step("host", "wait", "wait for forward", "results at toy.py:9", 0, "forward", n, len(self.seen.steps) + 6),
             Step("forward", "run", "verify", MODEL, number + 1, "forward", n),
         )
-        if self._records and self.defect == "race":
-            self.seen.device_at.append((number, number + 1))
 
     def _step(self, request: _Request, accepted: int) -> None:
-        if self.defect == "raises":
-            raise IndexError("out of range")
-        if self.defect == "ends its process":
-            os._exit(3)
-        while self.defect == "hangs":
-            pass
-        if self.defect == "never ends":
-            return
-        if self.defect == "content":
-            self.seen.contents.append(WrongContent(request.rid, "verify", "full", 1, 7, "another request"))
-        if self.defect == "race":
-            self.seen.device.append(Broken("S2", "row:write:read", "an order", "none"))
         tokens = decode((*request.prompt, *request.outputs), accepted)
         for token in tokens:
             if not request.reason:
-                request.outputs.append(token + (self.defect == "wrong token"))
-                last = self.defect != "late stop string" or token == tokens[-1]
-                stops = token == request.stop or (last and _ends_in(request.outputs, request.stop_text))
+                request.outputs.append(token)
+                stops = token == request.stop or _ends_in(request.outputs, request.stop_text)
                 stops = stops or tuple(request.outputs) == request.grammar
-                ended = "stop" if stops else "length" if len(request.outputs) >= request.answer else ""
-                request.reason = ended
-                if ended and self.defect == "one token more":
-                    request.outputs.append(token)
+                request.reason = "stop" if stops else "length" if len(request.outputs) >= request.answer else ""
         if request.session:
             self._sessions[request.session] = (*request.prompt, *request.outputs)
 
@@ -249,9 +193,7 @@ class ToyScheduler:
 
     def load(self) -> Load:
         running = [r for r in self._requests.values() if not r.reason]
-        lengths = tuple((r.rid, 9 if self.defect == "claims more than it has" else 0, 1) for r in running)
-        waits = (("waits", 1),) if self.defect == "admits nobody" and self._requests else ()
-        return Load(waits, 0, self.setup.slots, self.setup.rows, lengths, 100)
+        return Load((), 0, self.setup.slots, self.setup.rows, tuple((r.rid, 0, 1) for r in running), 100)
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
         return [("run", "toy.py:9"), ("_step", "toy.py:1")]
@@ -263,29 +205,25 @@ class ToyScheduler:
 
     def requests(self) -> Iterator[RequestState]:
         for r in self._requests.values():
-            claimed = len(r.prompt) + len(r.outputs) - 1 + (self.defect == "claims too much")
+            claimed = len(r.prompt) + len(r.outputs) - 1
             yield RequestState(r.rid, r.prompt, tuple(r.outputs), r.reason, claimed, claimed, -1)
 
     def answers(self) -> Iterator[Answer]:
         for r in self._requests.values():
-            prompt = len(r.prompt) - (self.defect == "counts a part of the prompt")
-            said = len(r.outputs) + (self.defect == "counts another token")
-            cached = len(r.prompt) if self.defect == "counts too much as cached" else 0
-            verified = r.passes + (self.defect == "counts another verification")
             yield Answer(
                 r.rid,
                 tuple(r.outputs),
-                "stop" if self.defect == "another reason" and r.reason == "length" else r.reason,
-                prompt,
-                said,
-                tuple(self._rows(r)),
-                cached,
-                verified,
+                r.reason,
+                len(r.prompt),
+                len(r.outputs),
+                tuple(logprobs(r.prompt, r.outputs, r.logprobs)) if r.logprobs >= 0 else (),
+                0,
+                r.passes,
                 self._matched(r),
                 self._parts(r),
-                tuple(r.outputs)[: -1 if self.defect == "text of other tokens" else None],
-                self._drafts(r) + (r.passes * 9 if self.defect == "counts other drafts" else 0),
-                (r.passes - 1 if self.defect == "counts other runs" else r.passes,) if not self._drafts(r) else (),
+                tuple(r.outputs),
+                self._drafts(r),
+                (r.passes,) if not self._drafts(r) else (),
             )
 
     def _drafts(self, r: _Request) -> int:
@@ -296,43 +234,47 @@ class ToyScheduler:
             return None
         if r.reason == "length":
             return r.answer
-        if self.defect == "another match":
-            return 9
         return r.stop_text if _ends_in(r.outputs, r.stop_text) else r.outputs[-1]
 
     def _parts(self, r: _Request) -> tuple[Part, ...]:
         """An answer in two parts, of which the last has its end."""
         if not r.outputs:
             return (Part(0, 0, bool(r.reason)),)
-        last = Part(1, len(r.outputs), bool(r.reason))
-        if self.defect == "ends twice":
-            return (last, last)
         first = len(r.outputs) - 1
-        wrong = self.defect == "a part counts another token"
-        return (Part(first, first + wrong, self.defect == "ends before its tokens"), last)
-
-    def _rows(self, r: _Request) -> list[LogprobRow]:
-        if r.logprobs < 0:
-            return []
-        rows = logprobs(r.prompt, r.outputs, r.logprobs)
-        if self.defect == "no second likely token":
-            return [row[:2] for row in rows]
-        if self.defect == "row of another token":
-            return [*rows[1:], *rows[:1]]
-        return rows[self.defect == "no first row" :]
+        return (Part(first, first, False), Part(1, len(r.outputs), bool(r.reason)))
 
     def pools(self) -> Pools:
         slots, rows = self.setup.slots, self.setup.rows
-        free = slots - 2 - (self.defect == "lost slot") + (self.defect == "slot twice")
-        free_slots = [0] if self.defect == "free and cached" else []
-        return Pools(slots, free, 2, rows, rows - (self.defect == "lost row"), -1, -1, -1, free_slots, [self._node()])
+        return Pools(slots, slots - 2, 2, rows, rows, -1, -1, -1, [], [TreeNode((1, 2), (0, 1))])
 
     @property
     def tree(self) -> str:
         return "radix tree in Rust" if self.setup.rust_tree else ""
 
-    def _node(self) -> TreeNode:
-        return TreeNode((1, 2), (0, 1))
+
+class Lying:
+    """A scheduler that does as another one does, and says of it what a lie makes of it."""
+
+    def __init__(self, scheduler: ToyScheduler, lie: Lie) -> None:
+        self._scheduler, self._lie = scheduler, lie
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._scheduler, name)
+        if name != self._lie.of:
+            return value
+        if not callable(value):
+            return self._lie.says(value)
+
+        def said(*given: Any) -> Any:
+            returned = value(*given)
+            return self._lie.says(list(returned) if isinstance(returned, Iterator) else returned)
+
+        return said
+
+
+def toy(setup: Setup, defect: str = "") -> StartedScheduler:
+    scheduler = ToyScheduler(setup)
+    return cast("StartedScheduler", Lying(scheduler, DEFECTS[defect])) if defect else scheduler
 
 
 @dataclass(slots=True)
@@ -356,8 +298,8 @@ class ToyTarget:
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
         return ()
 
-    def start(self, setup: Setup) -> ToyScheduler:
-        return ToyScheduler(setup, self.defect)
+    def start(self, setup: Setup) -> StartedScheduler:
+        return toy(setup, self.defect)
 
     def outcomes(self, setup: Setup, length: int) -> tuple[Distribution, Iterator[tuple[Tokens, Fraction]]]:
         """A first token of two, one of which it answers too often with a defect."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.support.toy_scheduler import ToyScheduler, ToyTarget
+from property_tests.support.toy_scheduler import ToyTarget, toy
 from specsim import replay_file
 from specsim.commands.one_target import alike_of
 from specsim.commands.suites import Asked, _lanes
@@ -27,7 +27,7 @@ from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
 from specsim.verdict import Covered
 from specsim.world.forks import wanted
-from specsim.world.scheduler import Setup, rows_of
+from specsim.world.scheduler import Setup, StartedScheduler, rows_of
 
 TOKEN = "scheduler:I40:request:another-token"
 
@@ -109,8 +109,8 @@ def test_the_radix_tree_in_rust_has_schedules_beside_and_behind_the_others(monke
 def test_a_finding_on_the_radix_tree_in_rust_says_whether_it_is_of_that_alone(
     monkeypatch: pytest.MonkeyPatch, in_python: str
 ) -> None:
-    def start(target: ToyTarget, setup: Setup) -> ToyScheduler:
-        return ToyScheduler(setup, target.defect if setup.rust_tree else in_python)
+    def start(target: ToyTarget, setup: Setup) -> StartedScheduler:
+        return toy(setup, target.defect if setup.rust_tree else in_python)
 
     monkeypatch.setattr(ToyTarget, "start", start)
     monkeypatch.setattr(

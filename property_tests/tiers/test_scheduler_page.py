@@ -17,11 +17,11 @@ from specsim.replay_file import SchedulerReplay
 from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.render import html_of
 from specsim.report.perfetto import trace_of
+from specsim.rules.table import BY_ID, CHECKS
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler.answers import answer_of, case_of
 from specsim.tiers.scheduler.page import WRONG, Lanes, play_of
 from specsim.world.forks import Ran, Starters, Wanted, wanted
-from specsim.world.rules import BY_ID
 from specsim.world.scheduler import END, MODEL, Step
 
 HERE = Shown("sglang==0", "specsim replay x.json", "Reproduced, bit for bit.")
@@ -29,7 +29,7 @@ HERE = Shown("sglang==0", "specsim replay x.json", "Reproduced, bit for bit.")
 
 def recorded(defect: str, tape: Tape = ()) -> tuple[SchedulerReplay, dict[str, Any]]:
     """The replay file of a toy's finding, and the answer of its recorded replay as JSON has it."""
-    starters = Starters(ToyTarget(defect))
+    starters = Starters(ToyTarget(defect), CHECKS)
     try:
         schedule = Wanted(tape) if tape else wanted(SETUPS, 0, 0, 20.0)
         first = starters.run(schedule)

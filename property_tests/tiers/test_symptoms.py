@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 
 from property_tests.support.findings import found
 from specsim.findings.comparison import Baseline, Reach, bring_forward, compare
+from specsim.rules.content import ContentRead
+from specsim.rules.device import StreamRace
+from specsim.rules.slots import SlotsAtRest
+from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import Counts
 from specsim.verdict import Finding, Severity, Suite, Verdict, of_one_wait, with_severity_of_symptoms
-from specsim.world import rules
 from specsim.world.forks import Ran, Wanted
-from specsim.world.rules import Violation, signature_of
+from specsim.world.rule import Violation, signature_of
 from specsim.world.schedule import Record
 
-RACE, CONTENT, LEAK = (signature_of(rule.id, "x") for rule in (rules.RACE, rules.CONTENT_READ, rules.LEAK_AT_IDLE))
-SIGNATURES = [signature_of(rule, part) for rule in (*rules.CAUSES[:6], "I24") for part in ("x", "y")]
+RACE, CONTENT, LEAK = (signature_of(rule.id, "x") for rule in (StreamRace.rule, ContentRead.rule, SlotsAtRest.rule))
+DEEP = [*[check.rule.id for check in CHECKS[:6]], SlotsAtRest.rule.id]
+SIGNATURES = [signature_of(rule, part) for rule in DEEP for part in ("x", "y")]
 
 
 def ran(*signatures: str, iterations: int = 9) -> Ran:

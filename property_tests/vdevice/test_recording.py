@@ -80,5 +80,5 @@ def test_an_operation_in_whose_run_the_count_grows_is_named() -> None:
         device.launch(lambda _accesses: None, name="right")
         device.launch(lambda _accesses: noted.append(1), name="wrong")
         torch.cuda.synchronize()
-    (number,) = recording.shown
+    (number,) = recording.shown.values()
     assert {step.what for step in recording.steps if step.number == number} == {"wrong"}

@@ -286,6 +286,7 @@ def _found(target: str, schedules: int, is_over: Callable[[], bool], worker: str
 
 def main() -> None:
     from specsim.engines.load import load_scheduler
+    from specsim.rules.table import CHECKS
     from specsim.tiers.scheduler.answers import violations_of
     from specsim.verdict import NotRun
     from specsim.world.forks import Starters, wanted
@@ -301,7 +302,7 @@ def main() -> None:
         print(json.dumps(scheduler.why), file=answers, flush=True)
         return
     print(json.dumps(""), file=answers, flush=True)
-    starters = Starters(scheduler)
+    starters = Starters(scheduler, CHECKS)
     for line in sys.stdin:
         schedule = json.loads(line)
         outcome = starters.run(

@@ -160,6 +160,7 @@ def _measured(scheduler: Any, worker: str, indices: Sequence[int], rounds: int) 
 
 def _cost(started: Any, setups: Sequence[Any], worker: str, index: int) -> Cost:
     """Run one schedule in a fork."""
+    from specsim.rules.table import CHECKS
     from specsim.world.forks import wanted
     from specsim.world.schedule import run_schedule
 
@@ -170,7 +171,7 @@ def _cost(started: Any, setups: Sequence[Any], worker: str, index: int) -> Cost:
         schedule = wanted(setups, 0, index, 0.0, worker)
         chooser = schedule.chooser()
         chooser.choose(len(setups), "setup")
-        record = run_schedule(started, schedule.setup(setups), chooser)
+        record = run_schedule(started, schedule.setup(setups), CHECKS, chooser)
         os.write(writer, json.dumps([record.iterations, record.requests]).encode())
         os._exit(0)
     _, _, usage = os.wait4(pid, 0)

@@ -12,7 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from specsim.choices.chooser import Chooser
-from specsim.world.scheduler import Broken
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule that a case broke: `what` in a few words, what is right and what was seen, and lines for a reader.
+
+    `where` and `source_hash` are of the code to blame, "" for the probe's own function.
+    """
+
+    rule: str
+    what: str
+    expected: str
+    actual: str
+    details: tuple[str, ...] = ()
+    where: str = ""
+    source_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

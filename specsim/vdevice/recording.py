@@ -44,13 +44,13 @@ class Step(NamedTuple):
 
 class Recording:
     """`steps` in their order. `pairs` has, by its place in `Device.findings`, the numbers of the operations of a
-    finding. `shown` has the number of the operation in whose run `count()` grew, once for each that it grew by.
+    finding. `shown` has, by each number from which `count()` grew, that of the operation in whose run it did.
     """
 
     def __init__(self, device: Device, count: Callable[[], int]) -> None:
         self.steps: list[Step] = []
         self.pairs: dict[int, tuple[int, ...]] = {}
-        self.shown: list[int] = []
+        self.shown: dict[int, int] = {}
         self._device, self._count = device, count
 
     def mark(self, text: str, who: str = "") -> None:
@@ -81,7 +81,7 @@ class Recording:
                 note(stream, "run", operation.what, operation.site, number=number, stream=stream, n=operation.n)
             before = self._count()
             carry_out(operation)
-            self.shown += [operation.sequence] * (self._count() - before)
+            self.shown.update(dict.fromkeys(range(before, self._count()), operation.sequence))
 
         def waited_for(stream: Stream, n: int, clock: Clock) -> None:
             at = len(self.steps)

@@ -1,4 +1,4 @@
-"""What the virtual device found, as a broken rule: who made an access, in words that are the same on every release.
+"""What the virtual device found, as a record: who made an access, in words that are the same on every release.
 
 An access of the model is one of ours, and its line is none of the target's.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specsim.engine.rules.liveness import DeviceException
-from specsim.engine.rules.streams import StreamRace
 from specsim.vdevice.findings import Access, Finding, Place
-from specsim.world.scheduler import MODEL, RESULT, Broken
+from specsim.world.scheduler import MODEL, RESULT, Fault, Race
 
-_RULES = dict.fromkeys(("out-of-bounds", "device-assert"), DeviceException.rule.id)
+_FAULTS = frozenset(("out-of-bounds", "device-assert"))
 TEMPORARY = " of "
 """In the name of memory that nobody named: the operation that made it, and the function."""
 
@@ -34,7 +32,7 @@ class Blame:
     parties: Mapping[str, str]
     below: Callable[[str, int | str], str]
 
-    def broken(self, finding: Finding) -> Broken:
+    def record(self, finding: Finding) -> Race | Fault:
         accesses = finding.first, finding.second
         blamed = next((access for access in reversed(accesses) if not self._is_of_model(access)), accesses[1])
         parts = [finding.kind, finding.memory, *sorted({self._party(access) for access in accesses})]
@@ -43,17 +41,16 @@ class Blame:
         elif finding.kind == "race" and TEMPORARY in finding.memory and not finding.memory.endswith(self.made_by):
             parts = parts[:2]  # a tensor that one function makes: it is handed over, or is not
         which = f" ({finding.detail})" if finding.detail else ""
-        return Broken(
-            rule=_RULES.get(finding.kind, StreamRace.rule.id),
+        is_fault = finding.kind in _FAULTS
+        return (Fault if is_fault else Race)(
             what=":".join(parts).replace(" ", "-"),
-            expected="an order",
-            actual=f"none between {' and '.join(map(self._text, accesses))}{which}",
+            accesses=f"{' and '.join(map(self._text, accesses))}{which}",
             details=tuple(
                 f"{self._text(access)} from {', '.join(map(self._shortened, self._callers(access)))}"
                 for access in accesses
             ),
             where=self.below(blamed.file, blamed.line),
-            wait=" for ".join(access.stream for access in reversed(accesses)) if finding.kind not in _RULES else "",
+            wait="" if is_fault else " for ".join(access.stream for access in reversed(accesses)),
         )
 
     def where(self, place: Place) -> str:

@@ -31,6 +31,7 @@ from specsim.world.scheduler import rows_of
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import RecordingChooser
+    from specsim.world.rule import Check
     from specsim.world.scheduler import SchedulerTarget, Setup, StartedScheduler
 
 RECORD_BYTES_MAX, TRAIL_BYTES_MAX = 8 << 20, 1 << 20
@@ -100,10 +101,12 @@ def wanted(
 
 
 class Starters:
-    """The starters of a target, each started when a schedule needs it. Close it."""
+    """The starters of a target, each started when a schedule needs it. `checks` are the rules that schedules are to
+    keep. Close it.
+    """
 
-    def __init__(self, target: SchedulerTarget) -> None:
-        self._target = target
+    def __init__(self, target: SchedulerTarget, checks: Sequence[type[Check]]) -> None:
+        self._target, self._checks = target, checks
         freeze()
         self._starters: dict[Setup, _Starter] = {}
 
@@ -112,7 +115,7 @@ class Starters:
         setup = schedule.setup(self._target.setups)
         starter = self._starters.get(setup)
         if starter is None:
-            starter = self._starters[setup] = _Starter(self._target, setup)
+            starter = self._starters[setup] = _Starter(self._target, setup, self._checks)
         return starter.run(schedule)
 
     def close(self) -> None:
@@ -121,14 +124,14 @@ class Starters:
 
 
 class _Starter:
-    def __init__(self, target: SchedulerTarget, setup: Setup) -> None:
+    def __init__(self, target: SchedulerTarget, setup: Setup, checks: Sequence[type[Check]]) -> None:
         questions, self._questions = os.pipe()
         self._answers, answers = os.pipe()
         self._pid = fork(own_group=True)
         if self._pid == 0:
             os.close(self._questions)
             os.close(self._answers)
-            _serve(target, setup, questions, answers)
+            _serve(target, setup, checks, questions, answers)
         os.close(questions)
         os.close(answers)
         self._ended = ""
@@ -147,7 +150,7 @@ class _Starter:
         end_fork(self._pid)
 
 
-def _serve(target: SchedulerTarget, setup: Setup, questions: int, answers: int) -> None:
+def _serve(target: SchedulerTarget, setup: Setup, checks: Sequence[type[Check]], questions: int, answers: int) -> None:
     """In a starter: start the scheduler, then run what is wanted until the pipe closes. Does not return."""
     started: StartedScheduler | None = None
     why = ""
@@ -163,7 +166,7 @@ def _serve(target: SchedulerTarget, setup: Setup, questions: int, answers: int) 
     while content := _received(questions):
         outcome: Outcome = NotStarted(why)
         if started is not None:
-            outcome = _run_in_fork(started, setup, target.setups, _wanted.decode(content), shared, trail)
+            outcome = _run_in_fork(started, setup, target.setups, checks, _wanted.decode(content), shared, trail)
         _send(answers, msgspec.json.encode(outcome))
     os._exit(0)
 
@@ -200,6 +203,7 @@ def _run_in_fork(
     started: StartedScheduler,
     setup: Setup,
     setups: Sequence[Setup],
+    checks: Sequence[type[Check]],
     schedule: Wanted,
     shared: mmap.mmap,
     trail: Trail,
@@ -216,6 +220,7 @@ def _run_in_fork(
             record = run_schedule(
                 started,
                 setup,
+                checks,
                 chooser,
                 workload=case.users() if case is not None else None,
                 records=schedule.records,

@@ -7,19 +7,15 @@ schedule goes on, with tokens that are wrong as a model's would be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specsim.engine.rules.launches import BatchState
-from specsim.engine.rules.liveness import DeviceException
-from specsim.engine.rules.sampling import GrammarState, PenaltyCounts
-from specsim.engine.rules.slots import FreeSlot
 from specsim.world.hash_model import extended
 from specsim.world.ledger import Freed, Ledger
-from specsim.world.scheduler import Broken, Seen, WrongContent
+from specsim.world.scheduler import WrongContent
 
 UNWRITTEN = -1  # KV of a slot that nobody has written since it was freed last
 REJECTED = -2  # KV of a draft that was rejected
@@ -43,40 +39,21 @@ class Reader(Protocol):
     def is_read(self) -> bool: ...
 
 
-class Record(Protocol):
-    """Something that the model saw and that must not be."""
+def wrong_content(
+    phase: str, pool: str, rid: str, position: int, slot: int, actual: int, freed: Freed | None = None
+) -> WrongContent:
+    """The record of KV that a forward pass read, or was about to write, and that is not what the position should hold.
 
-    def broken(self) -> Broken: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """KV that a forward pass read, or was about to write, and that is not what the position should hold."""
-
-    phase: str  # "extend", "draft" or "verify"
-    pool: str  # "full", "window", or "input" where the token is wrong and not the KV
-    rid: str
-    position: int  # in the sequence
-    slot: int  # of the pool; 0 is no request's
-    expected: int  # hash
-    actual: int  # hash, UNWRITTEN or REJECTED
-    freed: Freed | None = None  # who had the slot freed under it
-
-    @property
-    def wrong(self) -> WrongContent:
-        """As a finding has it, without hashes."""
-        holds = {UNWRITTEN: "nothing", REJECTED: "a rejected draft"}.get(self.actual, "other tokens")
-        where, function = (self.freed.where, self.freed.function) if self.freed is not None else ("", "")
-        return WrongContent(
-            rid=self.rid,
-            phase=self.phase,
-            pool=self.pool,
-            position=self.position,
-            slot=self.slot,
-            holds=holds,
-            where=where,
-            freed_by=function,
-        )
+    `phase`    "extend", "draft" or "verify"
+    `pool`     "full", "window", or "input" where the token is wrong and not the KV
+    `position` in the sequence
+    `slot`     of the pool; 0 is no request's
+    `actual`   hash, UNWRITTEN or REJECTED
+    `freed`    who had the slot freed under it
+    """
+    holds = {UNWRITTEN: "nothing", REJECTED: "a rejected draft"}.get(actual, "other tokens")
+    where, function = (freed.where, freed.function) if freed is not None else ("", "")
+    return WrongContent(rid, phase, pool, position, slot, holds, function, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,66 +65,79 @@ class BadValue:
     name: str
     value: int
 
-    def broken(self) -> Broken:
-        what = f"{self.phase}:{self.name}"
-        return Broken(DeviceException.rule.id, what, "a value that was written", f"{self.value} of {self.rid}")
-
 
 @dataclass(frozen=True, slots=True)
-class BadBatch:
-    """An input of a launch that does not have one element for each request of its batch."""
+class BatchInput:
+    """An input of a launch: how many requests its batch has, and how many elements it has itself."""
 
     name: str
-    expected: int  # requests
-    actual: int  # elements
-
-    def broken(self) -> Broken:
-        expected = f"{self.expected}, one for each request of the batch"
-        return Broken(BatchState.rule.id, self.name, expected, str(self.actual))
+    requests: int
+    elements: int
 
 
 @dataclass(frozen=True, slots=True)
-class FreeTwice:
+class FreedTwice:
     """A slot of the full pool that was freed while it was free."""
 
     slot: int
     by: Freed
 
-    def broken(self) -> Broken:
-        actual = f"slot {self.slot} twice in the free list, once more by {self.by.function}"
-        return Broken(FreeSlot.rule.id, "free-list", "every slot once", actual, where=self.by.where)
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What the draft model read and that is not of its request's own tokens: its drafts are then worth less."""
+
+    rid: str
+    name: str  # "hidden-state", "position", "KV", "token", "row", "planned-twice" or of a step; then of what part
+    position: int
+    expected: int
+    actual: int
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarRead:
-    """A grammar that had not read what a verification goes on from when the masks of its tokens were made."""
+class Masked:
+    """A verification of a request with a grammar: the tokens that it goes on from, those that the grammar allows, and
+    those that it had read when the masks of the verification's tokens were made. All are counts, from the answer's
+    first token on.
+    """
 
     rid: str
-    expected: int  # tokens
-    actual: int
+    said: int
+    allowed: int
+    read: int
 
-    def broken(self) -> Broken:
-        expected = f"{self.expected} tokens read, of {self.rid}"
-        return Broken(GrammarState.rule.id, "verify", expected, str(self.actual))
+
+class Penalties(NamedTuple):
+    """What a user asked for; 0, 0 and 1 are none."""
+
+    frequency: float
+    presence: float
+    repetition: float
 
 
 @dataclass(frozen=True, slots=True)
 class Penalized:
-    """Penalties of a request that are not those of what it has said, when a verification applied them."""
+    """A verification of a request beside which somebody has penalties: by token what is added to its logit, and what
+    that is scaled by. `may` are tokens that may be penalized, `verifications` those since its prefill, with this one.
+    """
 
     rid: str
-    expected: str
-    actual: str
+    wanted: Penalties
+    may: frozenset[int]
+    verifications: int
+    added: Mapping[int, float]
+    scaled: Mapping[int, float]
 
-    def broken(self) -> Broken:
-        return Broken(PenaltyCounts.rule.id, "verify", f"{self.expected}, of {self.rid}", self.actual)
+
+OBSERVATIONS = (BatchInput, Masked, Penalized)
+"""Kinds of records of which a rule has to say whether they are right; the others are wrong by themselves."""
 
 
 class Reports:
-    """What a model saw, of each request the first of a kind: what follows from it says no more."""
+    """What a model saw, in the order in which it did."""
 
     def __init__(self) -> None:
-        self.records: list[Content | Record] = []
+        self.records: list[Any] = []
         self._kinds: set[tuple[str, str]] = set()
 
     def restart(self) -> None:
@@ -157,24 +147,14 @@ class Reports:
     def has(self, rid: str, kind: str) -> bool:
         return (rid, kind) in self._kinds
 
-    def add(self, rid: str, kind: str, record: Content | Record) -> None:
-        """`rid` is "" for what is of no request."""
+    def add(self, record: Any) -> None:
+        self.records.append(record)
+
+    def add_first(self, rid: str, kind: str, record: Any) -> None:
+        """Of each request the first of a kind: what follows from it says no more. `rid` is "" for what is of none."""
         if not self.has(rid, kind):
             self._kinds.add((rid, kind))
             self.records.append(record)
-
-
-def note(seen: Seen, records: Sequence[Content | Record], iterations: Iterable[int]) -> None:
-    """Put the records of a run into what it left, each with the iteration in which it was made."""
-    for record, iteration in zip(records, iterations, strict=True):
-        if isinstance(record, Content):
-            seen.contents.append(record.wrong)
-            seen.contents_by.append(iteration)
-            continue
-        seen.device.append(record.broken())
-        seen.device_by.append(iteration)
-        if isinstance(record, Penalized):
-            seen.unpenalized.add(record.rid)
 
 
 class Kv:
@@ -234,8 +214,9 @@ class Kv:
             actual = UNWRITTEN  # what is in it was left by who had it before
         if actual == REJECTED and self._drafted_by.get((pool, slot)) != reader.owner:
             actual = REJECTED_OF_OTHERS
-        record = Content(phase, pool, reader.rid, position, slot, expected, actual, freed)
-        self._reports.add(reader.rid, "content", record)
+        self._reports.add_first(
+            reader.rid, "content", wrong_content(phase, pool, reader.rid, position, slot, actual, freed)
+        )
 
     def freed_twice(self, slot: int, by: Freed) -> None:
-        self._reports.add("", "free twice", FreeTwice(slot, by))
+        self._reports.add_first("", "free twice", FreedTwice(slot, by))

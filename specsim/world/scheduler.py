@@ -29,24 +29,6 @@ LogprobRow = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A rule that a case broke: `what` in a few words, what is right and what was seen, and lines for a reader.
-
-    `where` and `source_hash` are of the code to blame, "" for the probe's own function; `wait` is what a race lacks,
-    "STREAM for STREAM", "" for what is none.
-    """
-
-    rule: str
-    what: str
-    expected: str
-    actual: str
-    details: tuple[str, ...] = ()
-    where: str = ""
-    source_hash: str = ""
-    wait: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Setup:
     """One way to start a scheduler. Sizes are in tokens.
 
@@ -286,6 +268,41 @@ class WrongContent:
 
 
 @dataclass(frozen=True, slots=True)
+class _OnDevice:
+    """What a virtual device found: `what` in words that are the same on every release, the accesses, lines for a
+    reader, and FILE:LINE of the code to blame. `wait` is the one that a race lacks, "STREAM for STREAM".
+    """
+
+    what: str
+    accesses: str
+    details: tuple[str, ...] = ()
+    where: str = ""
+    wait: str = ""
+
+
+class Race(_OnDevice):
+    """Two accesses to one element that nothing orders, one of them a write or the end of its memory."""
+
+    __slots__ = ()
+
+
+class Fault(_OnDevice):
+    """An access outside its tensor, or an assertion of the device that does not hold."""
+
+    __slots__ = ()
+
+
+class Noted(NamedTuple):
+    """A record of something that the world noted in iteration `when`. `at` are the operations of a run that was
+    recorded which did it.
+    """
+
+    what: Any
+    when: int = 0
+    at: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TreeNode:
     """A node of the prefix cache: its tokens from the root on, and the slots of its own ones."""
 
@@ -360,28 +377,19 @@ class Launch(NamedTuple):
 class Seen:
     """What a run left besides the scheduler's state.
 
-    `contents`  wrong contents that the model read, in the order in which it did; `contents_by` and `device_by` have for
-                each of `contents` and `device` the iteration by which it was seen
-    `device`    what the virtual device found: violations of S2, X6 and their kin
+    `noted`     records of what the model and the virtual device saw, in the order in which they did: `WrongContent`,
+                `Race`, `Fault`, and those of `specsim.world.kv`
     `launches`  each launch of a batch
-    `unpenalized` requests whose penalties were not those of what they had said, when a verification applied them
     `ran`       the first lines of the statements that were run, by file below the package
-    `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
-                of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
+    `steps`     of a run that was to be recorded, all that the host and the streams did
     `states`    then also the state before each step of kind "mark" (`specsim.tiers.states`); none, and why, where it
                 is `unreadable`
     """
 
-    contents: list[WrongContent] = field(default_factory=list)
-    contents_by: list[int] = field(default_factory=list)
-    device: list[Broken] = field(default_factory=list)
-    device_by: list[int] = field(default_factory=list)
+    noted: list[Noted] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
-    unpenalized: set[str] = field(default_factory=set)
     ran: dict[str, list[int]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    content_at: list[int] = field(default_factory=list)
-    device_at: list[tuple[int, ...]] = field(default_factory=list)
     states: list[dict[str, dict[str, Any]]] = field(default_factory=list)
     unreadable: str = ""
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from specsim.world.watch import Watch
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from specsim.world.scheduler import Setup, StartedScheduler, Turn
+    from specsim.world.scheduler import Load, Setup, StartedScheduler, Turn
     from specsim.world.workload import Workload
 
 ITERATIONS_MAX = 1500
 """Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
+
+
+class Moment(NamedTuple):
+    """The start of an iteration. `left` requests that ran have had their last answer by then: one that is aborted while
+    it waits leaves no batch. `is_paused` says whether users have paused the scheduler.
+    """
+
+    iteration: int
+    load: Load
+    left: int
+    is_paused: bool
 
 
 class NeverEndsError(Exception):
@@ -25,9 +34,13 @@ class NeverEndsError(Exception):
 
 
 class Users:
-    """Sends the messages of a workload, each at its iteration; a later turn of a session waits for the one before."""
+    """Sends the messages of a workload, each at its iteration; a later turn of a session waits for the one before.
+    `watch` is told of the start of each.
+    """
 
-    def __init__(self, started: StartedScheduler, workload: Workload, setup: Setup) -> None:
+    def __init__(
+        self, started: StartedScheduler, workload: Workload, setup: Setup, watch: Callable[[Moment], None]
+    ) -> None:
         self.started = started
         self.workload = workload
         self.iterations = 0
@@ -48,13 +61,13 @@ class Users:
         self._has_waited = False
         self._paused_until = 0
         self.setup = setup
-        self.watch = Watch(setup, started.facts)
+        self._watch = watch
 
     def at(self, iteration: int) -> Sequence[Any] | None:
         """The messages that arrive at an iteration, None when all is over."""
         self.iterations = iteration
         ended = self._ended(iteration)
-        self.watch.at(self._left, self.started.load(), self._paused_until > iteration)
+        self._watch(Moment(iteration, self.started.load(), self._left, self._paused_until > iteration))
         if iteration in self.workload.leaps:
             self._leap()
         messages = self._pauses(iteration)

@@ -23,12 +23,11 @@ import torch
 from specsim.choices.chooser import Chooser, between
 from specsim.engine.rules.steps import DraftPool
 from specsim.engine.rules.workers import STALE_METADATA
-from specsim.engines.probe import Probe, Shown
+from specsim.engines.probe import Broken, Probe, Shown
 from specsim.engines.sglang.guards import Guards
 from specsim.engines.sglang.stubs import Needed, SilentLogger, nothing
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, ParsedModule, class_functions, find_function
 from specsim.verdict import NotRun
-from specsim.world.scheduler import Broken
 
 WORKER_FILE = "srt/speculative/multi_layer_eagle_worker_v2.py"
 WORKER_CLASS = "MultiLayerEagleDraftWorker"

@@ -24,12 +24,11 @@ from specsim.choices.chooser import Chooser, between, pick
 from specsim.contracts.registry import OPS
 from specsim.engine.rules.sampling import PenaltiesAfterRetraction, PenaltyCounts
 from specsim.engine.rules.workers import NODE_PENALTIES, REQUEST_PENALTIES
-from specsim.engines.probe import Probe, Shown
+from specsim.engines.probe import Broken, Probe, Shown
 from specsim.engines.sglang.guards import Guards
 from specsim.engines.sglang.stubs import OFF, Fields, Needed, SilentLogger, nothing
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, body_hash, class_functions, find_function
 from specsim.verdict import NotRun
-from specsim.world.scheduler import Broken
 
 VERIFICATION = "penalties at verification"
 FEED = "penalty feed"

@@ -14,19 +14,19 @@ from msgspec import structs
 
 from specsim import interrupts, replay_file
 from specsim.choices.shrinker import Shrinker
-from specsim.engine.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.errors import UsageError
 from specsim.lifting.probes import statement_at
 from specsim.replay_file import SchedulerReplay
+from specsim.rules.process import violation_of_end
+from specsim.rules.table import BY_ID, CHECKS, depth_of
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Covered, Finding, NotRun, Severity
-from specsim.world import rules
 from specsim.world.case import Case
 from specsim.world.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, wanted
-from specsim.world.rules import Violation
+from specsim.world.rule import Violation
 from specsim.world.schedule import Record, first_other_launch, plain_violation
 from specsim.world.scheduler import IN_RUST, Setup, rows_of
 from specsim.world.workload import turn_text
@@ -134,12 +134,12 @@ class Counts:
         if not hit.is_first:
             first = min(hit.after, key=lambda first: (-hit.after[first], first))
             return self.follows(first) or first
-        depth = rules.depth_of(hit.violation.rule)
+        depth = depth_of(hit.violation.rule)
         causes = [
             other
             for other in hit.beside
             if self.hits[other].is_first
-            and rules.depth_of(self.hits[other].violation.rule) < depth
+            and depth_of(self.hits[other].violation.rule) < depth
             and not self.follows(other)
         ]
         return min(causes, key=lambda other: (-self.hits[other].count, other), default="")
@@ -169,8 +169,7 @@ def violations_of(outcome: Outcome) -> tuple[Violation, ...]:
     if isinstance(outcome, Ran):
         return outcome.record.violations
     if isinstance(outcome, Ended):
-        rule = SCHEDULE_TIMEOUT if outcome.hung else SCHEDULE_CRASH
-        return (Violation(rule=rule.id, part="process", who="", expected=rule.sentence, actual=outcome.text),)
+        return (violation_of_end(outcome.hung, outcome.text),)
     return ()
 
 
@@ -202,7 +201,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         messages.send(End(not_run=[target]))
         return
     messages.send(At(subject=SUBJECT))
-    counts, starters = Counts(), Starters(target)
+    counts, starters = Counts(), Starters(target, CHECKS)
     trees = (False, True) if target.has_rust_tree else (False,)
     rows = {rust_tree: rows_of(target.setups, request.worker, rust_tree) for rust_tree in trees}
     setups = [target.setups[row].name for of_tree in rows.values() for row in of_tree]
@@ -401,7 +400,7 @@ def finding_of(
     """The finding of a hit, and what its replay file holds."""
     violation, record = hit.violation, hit.record
     case = hit.case or Case({}, {}, {})
-    rule = rules.BY_ID[violation.rule]
+    rule = BY_ID[violation.rule]
     who = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{who}: expected {violation.expected}, got {violation.actual}"
     details = list(violation.details)
@@ -507,7 +506,7 @@ def _started(request: Request, messages: Messages) -> tuple[Any, Starters]:
     if isinstance(target, NotRun):
         raise UsageError(f"{request.target} is not run: {target.why}", "replay it where it is")
     messages.send(At(subject=SUBJECT))
-    return target, Starters(target)
+    return target, Starters(target, CHECKS)
 
 
 def shrink(request: Request, work: Shrink, messages: Messages) -> None:

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from specsim.rules.answers import VisibleOutputs
+from specsim.rules.requests import FinishedClaim, LengthsInOrder
+from specsim.rules.slots import FreeSlot, RowOwner, SlotsAtRest
+from specsim.rules.table import BY_ID
 from specsim.tiers.states import changed
 from specsim.tiers.tier import Answer, Page
-from specsim.world import rules
 from specsim.world.scheduler import END, MODEL, RESULT, Step
 from specsim.world.workload import turn_text
 
@@ -24,7 +27,7 @@ HOST = "host"
 def page_of(stored: SchedulerReplay, answer: Answer) -> Page:
     """The page of a replay; with lanes where it was recorded."""
     violations = [
-        {**v, "sentence": rules.BY_ID[v["rule"]].sentence, "title": v["part"], "event": None}
+        {**v, "sentence": BY_ID[v["rule"]].sentence, "title": v["part"], "event": None}
         for v in answer.get("violations", ())
     ]
     blamed: Mapping[str, Any] = next((v for v in violations if stored.is_shown(v)), {})
@@ -62,12 +65,12 @@ def page_of(stored: SchedulerReplay, answer: Answer) -> Page:
 
 
 WRONG: Mapping[str, tuple[str, str]] = {
-    rules.STALE_RESULT.id: ("request", "committed"),
-    rules.LENGTHS.id: ("request", "committed"),
-    rules.VISIBLE_OUTPUTS.id: ("request", "outputs"),
-    rules.ROW_OWNER.id: ("list", "free rows"),
-    rules.LEAK_AT_IDLE.id: ("list", "free slots"),
-    rules.FREE_SLOT.id: ("list", "free slots"),
+    FinishedClaim.rule.id: ("request", "committed"),
+    LengthsInOrder.rule.id: ("request", "committed"),
+    VisibleOutputs.rule.id: ("request", "outputs"),
+    RowOwner.rule.id: ("list", "free rows"),
+    SlotsAtRest.rule.id: ("list", "free slots"),
+    FreeSlot.rule.id: ("list", "free slots"),
 }
 """What is red on the page of a rule, beside slots that hold what they should not."""
 

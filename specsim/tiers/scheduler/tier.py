@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
-from specsim.engine.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.rules.process import HostException, ScheduleCrash, ScheduleTimeout
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
 from specsim.verdict import CheckedSubject, NotRun, Rule, Suite
 
@@ -34,7 +34,7 @@ class SchedulerTier:
     has_device = False
     imports_target = True
     resumes_skipped = False
-    end_rules = (SCHEDULE_CRASH.id, SCHEDULE_TIMEOUT.id)
+    end_rules = (ScheduleCrash.rule.id, ScheduleTimeout.rule.id)
     preloaded: tuple[str, ...] = ()
     ignored: tuple[tuple[str, ...], str] = (
         ("cases", "device", "strategy", "kernels"),
@@ -51,13 +51,13 @@ class SchedulerTier:
 
     @property
     def rules(self) -> Mapping[str, Rule]:
-        from specsim.world.rules import BY_ID
+        from specsim.rules.table import BY_ID
 
         return BY_ID
 
     def signature_of_end(self, subject: str, rule: Rule) -> str:
         from specsim.tiers.scheduler.answers import IMPORT
-        from specsim.world.rules import signature_of
+        from specsim.world.rule import signature_of
 
         return signature_of(rule.id, "import" if subject == IMPORT else "process")
 
@@ -111,7 +111,7 @@ class SchedulerTier:
             reason = f"{label_of(self.rules, stored.rule)}, {shown['part']} {shown['who']}: {what}"
             return Outcome(State.SHOWN, reason, what, shown["part"], answer["same_source"], code=code)
         before = next(
-            (f"{v['part']} fails before: {v['actual']}" for v in violations if v["rule"] == HOST_EXCEPTION.id), ""
+            (f"{v['part']} fails before: {v['actual']}" for v in violations if v["rule"] == HostException.rule.id), ""
         )
         state, reason = State.GONE, f"{label_of(self.rules, stored.rule)} holds"
         if unheard := replay_file.unheard(violations):

@@ -162,9 +162,8 @@ def _finding_of(probe: Any, found: Any, request: Request) -> tuple[Finding, Work
 
 def failure(request: Request, work: Failure, messages: Messages) -> None:
     """Make the finding of a case that took a child with it. Runs none of it."""
-    from specsim.engines.probe import Shown
+    from specsim.engines.probe import Broken, Shown
     from specsim.tiers.workers.probing import ProbeFinding, chooser_of
-    from specsim.world.scheduler import Broken
 
     probe = _named(request, work.subject)
     chooser = chooser_of(request.seed, probe.name, work.index)

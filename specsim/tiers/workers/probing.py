@@ -14,9 +14,8 @@ from typing import Any
 from specsim.choices.chooser import Chooser, RecordingChooser, Tape, replayed, seeded
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.rules.failures import HOST_EXCEPTION
-from specsim.engines.probe import Probe, Shown
+from specsim.engines.probe import Broken, Probe, Shown
 from specsim.errors import described
-from specsim.world.scheduler import Broken
 
 SHRINK_ATTEMPTS_MAX = 400
 

@@ -19,6 +19,7 @@ from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
 from specsim.vdevice import simulate
 from specsim.world.hash_model import decoded
+from specsim.world.kv import OBSERVATIONS
 from specsim.world.unpack import unpacked
 
 LENGTHS = (5, 25, 45, 65)  # tokens of the prompts; one is longer than a chunk
@@ -60,7 +61,7 @@ def decode_four(booted: Booted) -> dict[str, Any]:
     return {
         "outputs": {rid: asdict(output) for rid, output in booted.outputs().items()},
         "expected": {rid: decoded(prompt, NEW_TOKENS) for rid, prompt in prompts.items()},
-        "records": [str(record) for record in booted.worker.reports.records],
+        "records": [str(one) for one in booted.worker.reports.records if not isinstance(one, OBSERVATIONS)],
         "pools": {pool.name: pool.is_whole for pool in booted.pools()},
         "iterations": booted.iteration,
     }

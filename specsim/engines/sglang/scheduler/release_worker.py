@@ -23,16 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from specsim.engine.rules.steps import DraftContent
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import Row
 from specsim.engines.sglang.scheduler.configuration import TOY_LLAMA
 from specsim.engines.sglang.scheduler.modules import is_there, release_module
-from specsim.engines.sglang.scheduler.worker import Seat, count_feed, is_penalized, wrong_penalties
+from specsim.engines.sglang.scheduler.worker import Seat, count_feed, is_penalized, penalized
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
-from specsim.world.kv import UNWRITTEN, BadValue, Content, Ints, Penalized, Reports
-from specsim.world.scheduler import Broken
+from specsim.world.kv import UNWRITTEN, BadValue, Drafted, Ints, Reports, wrong_content
 
 HIDDEN_SIZE = int(TOY_LLAMA["hidden_size"])
 
@@ -108,21 +106,6 @@ OF_A_PLAIN_MODEL: Mapping[str, Any] = {
 ANOTHER_STEP, TOKEN_AHEAD = OF_STEPS = ("KV-of-another-step", "token-ahead")
 """What the draft model of one step reads wrong beside what one alone may: KV of another step's, and its own KV beside
 a token that did not follow. Its "row" is one that begins at another token of the pass than its request's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """What the draft model read and that is not of its request's own tokens: its drafts are then worth less."""
-
-    rid: str
-    name: str  # "hidden-state", "position", "KV", "token", "row", "planned-twice" or of OF_STEPS; then of what part
-    position: int
-    expected: int
-    actual: int
-
-    def broken(self) -> Broken:
-        expected = f"{self.expected} at position {self.position}, of {self.rid}"
-        return Broken(DraftContent.rule.id, f"draft:{self.name}", expected, str(self.actual))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +222,7 @@ class ReleaseWorker:
         def noted(**given: Any) -> Any:
             is_watched = self.write_logits is None
             if is_watched:
-                self._check_penalties()
+                self._note_penalties()
             result = verify(**given)
             if is_watched:
                 self._follow(given["predicts"].tolist(), given["accept_index"].tolist(), given["accept_token_num"])
@@ -247,12 +230,12 @@ class ReleaseWorker:
 
         return noted
 
-    def _check_penalties(self) -> None:
-        """What has been added to the logits of a verification, or what they were scaled by, is its requests' own."""
+    def _note_penalties(self) -> None:
+        """What has been added to the logits of a verification, and what they were scaled by."""
         for verified in self.verified.values():
             seat = verified.seat
-            rid, wanted = seat.rid, seat.request.sampling_params
-            if not seat.is_read or seat.request.grammar is not None or self.reports.has(rid, "penalties"):
+            wanted = seat.request.sampling_params
+            if not seat.is_read or seat.request.grammar is not None:
                 continue
             bias = {int(token) for token in wanted.logit_bias or ()}
             raw = np.empty(VOCABULARY, np.float32)
@@ -263,9 +246,8 @@ class ReleaseWorker:
                 scale = np.float32(wanted.repetition_penalty)
                 scaled = {token: float(scale) for token in differ if scale != 1 and after[token] == raw[token] / scale}
                 added = {token: float(after[token] - raw[token]) for token in differ if token not in scaled}
-                if wrong := wrong_penalties(seat, added, scaled):
-                    self.reports.add(rid, "penalties", Penalized(rid, *wrong))
-                    break
+                if added or scaled or is_penalized(seat.request):
+                    self.reports.add(penalized(seat, added, scaled))
 
     def _follow(self, predicts: list[int], accept_index: list[list[int]], accepted: Any) -> None:
         for number, (path, drafts) in enumerate(zip(accept_index, accepted.tolist(), strict=True)):
@@ -342,16 +324,16 @@ class ReleaseWorker:
         """
         if seat.is_read:
             name = f"planned-twice:{_part(seat.request, position)}"
-            self.reports.add(seat.rid, "twice", Drafted(seat.rid, name, position, 0, count))
+            self.reports.add_first(seat.rid, "twice", Drafted(seat.rid, name, position, 0, count))
 
     def bad(self, seat: Seat, name: str, value: int) -> None:
         if seat.is_read:
-            self.reports.add(seat.rid, name, BadValue(self.running.phase, seat.rid, name, value))
+            self.reports.add_first(seat.rid, name, BadValue(self.running.phase, seat.rid, name, value))
 
     def _content(self, seat: Seat, pool: str, position: int, slot: int, expected: int, actual: int) -> None:
         if seat.is_read:
-            record = Content(self.running.phase, pool, seat.rid, position, slot, expected, actual)
-            self.reports.add(seat.rid, "content", record)
+            record = wrong_content(self.running.phase, pool, seat.rid, position, slot, actual)
+            self.reports.add_first(seat.rid, "content", record)
 
     def drafted(self, seat: Seat, name: str, position: int, expected: int, actual: int) -> None:
         kind = (
@@ -359,7 +341,7 @@ class ReleaseWorker:
         )  # what follows from the first says no more
         if seat.is_read:
             part = f"{name}:{_part(seat.request, position)}"
-            self.reports.add(seat.rid, kind, Drafted(seat.rid, part, position, expected, actual))
+            self.reports.add_first(seat.rid, kind, Drafted(seat.rid, part, position, expected, actual))
 
     def _prefixes_of(self, request: Any) -> Prefixes:
         prompt = list(request.origin_input_ids)

@@ -39,7 +39,6 @@ from specsim.lifting.probes import Span, probed
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
-from specsim.world.kv import Content, note
 from specsim.world.packages import Probes
 from specsim.world.planted import edit_of, find
 from specsim.world.scheduler import (
@@ -51,6 +50,7 @@ from specsim.world.scheduler import (
     Load,
     LogprobRow,
     Matched,
+    Noted,
     Pools,
     RequestState,
     Seen,
@@ -484,22 +484,16 @@ class Started:
     def _note(self) -> None:
         """What the model and the device saw."""
         by_records, by_findings = zip(*self._counts, strict=True) if self._counts else ((), ())
-        records, findings = self._booted.worker.reports.records, self._device.findings
-        note(self._seen, records, (bisect_right(by_records, number) - 1 for number in range(len(records))))
-        self._seen.device += [BLAME.broken(finding) for finding in findings]
-        self._seen.device_by += [bisect_right(by_findings, number) - 1 for number in range(len(findings))]
-        self._seen.ran.update(self._probes.lines())
-        if self._recording is not None:
-            self._note_steps(self._recording)
-
-    def _note_steps(self, recording: Recording) -> None:
-        """What was recorded, and which operations are to blame."""
-        seen, records = self._seen, self._booted.worker.reports.records
-        seen.steps += [Step(**{**step._asdict(), "where": BLAME.where(step.where)}) for step in recording.steps]
-        shown = [*recording.shown, *[0] * len(records)]
-        seen.content_at += [at for at, record in zip(shown, records, strict=False) if isinstance(record, Content)]
-        seen.device_at += [(at,) for at, record in zip(shown, records, strict=False) if not isinstance(record, Content)]
-        seen.device_at += [recording.pairs.get(i, ()) for i in range(len(self._device.findings))]
+        recording, seen = self._recording, self._seen
+        for number, record in enumerate(self._booted.worker.reports.records):
+            at = recording.shown.get(number) if recording is not None else None
+            seen.noted.append(Noted(record, bisect_right(by_records, number) - 1, () if at is None else (at,)))
+        for number, finding in enumerate(self._device.findings):
+            pair = recording.pairs.get(number, ()) if recording is not None else ()
+            seen.noted.append(Noted(BLAME.record(finding), bisect_right(by_findings, number) - 1, pair))
+        seen.ran.update(self._probes.lines())
+        if recording is not None:
+            seen.steps += [Step(**{**step._asdict(), "where": BLAME.where(step.where)}) for step in recording.steps]
 
     @property
     def is_idle(self) -> bool:

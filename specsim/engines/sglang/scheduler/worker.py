@@ -26,12 +26,13 @@ from specsim.world.hash_model import EMPTY, Prefixes, extended, logprob_row, nex
 from specsim.world.kv import (
     REJECTED,
     UNWRITTEN,
-    BadBatch,
     BadValue,
-    GrammarRead,
+    BatchInput,
     Ints,
     Kv,
+    Masked,
     Penalized,
+    Penalties,
     Reports,
 )
 
@@ -140,12 +141,11 @@ class _Penalties:
         for seat in seats if self._is_wanted else ():
             count_feed(seat, fed)
 
-    def wrong(self, access: Any, at: int, seat: Seat) -> tuple[str, str] | None:
-        """What was expected of the row of the `at`-th request, and what it has; None where it is right."""
-        if not self._is_wanted or not seat.is_read:
-            return None
-        added, scaled = _unlike(access, self._additive, at, 0.0), _unlike(access, self._scaling, at, 1.0)
-        return wrong_penalties(seat, added, scaled)
+    def note(self, access: Any, at: int, seat: Seat, reports: Reports) -> None:
+        """What the row of the `at`-th request has."""
+        if self._is_wanted and seat.is_read:
+            added, scaled = _unlike(access, self._additive, at, 0.0), _unlike(access, self._scaling, at, 1.0)
+            reports.add(penalized(seat, added, scaled))
 
 
 def count_feed(seat: Seat, fed: dict[str, int]) -> None:
@@ -158,6 +158,12 @@ def count_feed(seat: Seat, fed: dict[str, int]) -> None:
 def is_penalized(request: Any) -> bool:
     wanted = request.sampling_params
     return bool(wanted.frequency_penalty or wanted.presence_penalty or wanted.repetition_penalty != 1.0)
+
+
+def penalized(seat: Seat, added: dict[int, float], scaled: dict[int, float]) -> Penalized:
+    wanted = seat.request.sampling_params
+    penalties = Penalties(wanted.frequency_penalty, wanted.presence_penalty, wanted.repetition_penalty)
+    return Penalized(seat.rid, penalties, seat.said, seat.fed, added, scaled)
 
 
 def _unlike(access: Any, tensor: Any, at: int, neutral: float) -> dict[int, float]:
@@ -214,7 +220,7 @@ class Worker(Fake):
         self, batch: Any, *_arguments: Any, on_publish: Any = None, grammar_barrier: Any = None, **_named: Any
     ) -> Any:
         """Launch the phases of one pass on the current stream; their outputs are tensors that nobody has written."""
-        self._check_sizes(batch)
+        self._note_sizes(batch)
         seats = [Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
             self.launches["extend"] += 1
@@ -225,13 +231,12 @@ class Worker(Fake):
         self.launches["decode"] += 1
         return self._decode(batch, seats, on_publish, grammar_barrier)
 
-    def _check_sizes(self, batch: Any) -> None:
+    def _note_sizes(self, batch: Any) -> None:
         given = {name: getattr(batch, name) for name in ("req_pool_indices", "seq_lens")}
         if not batch.forward_mode.is_extend():
             given[self.parts.bonus] = getattr(batch.spec_info, self.parts.bonus)
         for name, tensor in given.items():
-            if len(tensor) != len(batch.reqs):
-                self.reports.add("", f"size of {name}", BadBatch(name, len(batch.reqs), len(tensor)))
+            self.reports.add(BatchInput(name, len(batch.reqs), len(tensor)))
 
     def slot_content(self, slot: int) -> int:
         """The hash in a slot of the full pool."""
@@ -324,10 +329,9 @@ class Worker(Fake):
             out_accepted, out_lengths = access.host(accepted).numpy(), access.host(new_lengths).numpy()
             for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
                 prefixes: list[int] | None = None
-                if wrong := penalties.wrong(access, i, seat):
-                    self.reports.add(seat.rid, "penalties", Penalized(seat.rid, *wrong))
+                penalties.note(access, i, seat, self.reports)
                 if row is not None:
-                    self._check_grammar(seat, length)
+                    self._note_grammar(seat, length)
                     where_of = where[i * count : (i + 1) * count]
                     prefixes = self._verify_row(access, seat, row, length, given[i], where_of)
                 kept = [FALLBACK] * seat.accepted if prefixes is None else [next_token(prefix) for prefix in prefixes]
@@ -364,13 +368,10 @@ class Worker(Fake):
             if seat.grammar is not None:
                 seat.read = seat.grammar.read
 
-    def _check_grammar(self, seat: Seat, length: int) -> None:
-        if seat.grammar is None or not seat.is_read:
-            return
-        said = length + 1 - len(seat.request.origin_input_ids)  # the bonus token is said, and not yet in KV
-        expected = min(said, len(seat.grammar.tokens))
-        if seat.read != expected:
-            self.reports.add(seat.rid, "grammar", GrammarRead(seat.rid, expected, seat.read))
+    def _note_grammar(self, seat: Seat, length: int) -> None:
+        if seat.grammar is not None and seat.is_read:
+            said = length + 1 - len(seat.request.origin_input_ids)  # the bonus token is said, and not yet in KV
+            self.reports.add(Masked(seat.rid, said, len(seat.grammar.tokens), seat.read))
 
     def _verify_row(
         self, access: Any, seat: Seat, row: int, length: int, bonus: int, slots: Sequence[int]
@@ -484,7 +485,7 @@ class Worker(Fake):
 
     def _bad(self, phase: str, seat: Seat, name: str, value: int) -> None:
         if seat.is_read:
-            self.reports.add(seat.rid, name, BadValue(phase, seat.rid, name, value))
+            self.reports.add_first(seat.rid, name, BadValue(phase, seat.rid, name, value))
 
     def _prefixes_of(self, request: Any) -> Prefixes:
         """Made anew when the prompt of that id has changed, as that of a session's next turn does."""
@@ -506,22 +507,3 @@ def _first_of(batch: Any, *names: str) -> Any:
 
 def _only(names: frozenset[str], values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
-
-
-def wrong_penalties(seat: Seat, added: dict[int, float], scaled: dict[int, float]) -> tuple[str, str] | None:
-    """What was expected of a request's penalties, and what they are: by token what is added to its logit, and what that
-    is scaled by. None where they are right.
-    """
-    values, wanted = (*added.values(), *scaled.values()), seat.request.sampling_params
-    if wanted.frequency_penalty:
-        is_right = not scaled and sum(values) == -wanted.frequency_penalty * seat.fed
-    elif is_penalized(seat.request):
-        value = -wanted.presence_penalty or wanted.repetition_penalty
-        is_right = set(values) == {value} and len(values) <= seat.fed and not (added and scaled)
-    else:
-        is_right = not values
-    if is_right and seat.said.issuperset((*added, *scaled)):
-        return None
-    fed = seat.fed if is_penalized(seat.request) else 0
-    others = sorted({*added, *scaled} - seat.said)
-    return f"penalties of its own tokens, {fed} times", f"{added or scaled or 'none'}, not its own are {others}"

@@ -1,0 +1,292 @@
+"""What users are told: tokens, why they end and how many they are, logprobs, and that there is an answer at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from math import ceil, inf
+from typing import Any
+
+from specsim.rules.sampling import unpenalized
+from specsim.verdict import Rule, Severity
+from specsim.world.rule import Check, Lie, Run, Told, Violation
+from specsim.world.scheduler import Answer, LogprobRow, Matched, Part, Turn, WrongContent
+from specsim.world.users import NeverEndsError
+from specsim.world.workload import until_stop, until_text
+
+TOLERANCE = 1e-5
+"""Of a logprob: float32 has 2e-6 at 32, and a logarithm and a sum of a few terms are between."""
+FORBIDDEN = -1e30
+"""A logprob is no more of a token that a mask forbids: engines have the lowest float32 in place of minus infinity."""
+ANOTHER = "another-token"
+
+
+def says(name: str, change: Callable[[Answer], Mapping[str, Any]], *reasons: str) -> Lie:
+    """A defect: of each answer that ended for one of these reasons, or for any where there are none, fields that are
+    otherwise.
+    """
+    return Lie(
+        name,
+        "answers",
+        lambda answers: [
+            replace(one, **change(one)) if one.reason and (one.reason in reasons or not reasons) else one
+            for one in answers
+        ],
+    )
+
+
+def _longer(answer: Answer) -> dict[str, Any]:
+    tokens = (*answer.tokens, answer.tokens[-1])
+    return {"tokens": tokens, "completion_tokens": len(tokens), "text": None, "logprobs": ()}
+
+
+class Progress(Check):
+    """Each request that is sent gets an answer that ends, one that is aborted, too, within 1,500 iterations."""
+
+    rule = Rule("S1", "progress", "every request ends", Severity.WRONG_RESULT)
+    defects = (
+        Lie("tells nobody of an abort", "answers", lambda answers: [one for one in answers if one.reason != "abort"]),
+        says("never says that it ends", lambda _answer: {"reason": ""}),
+        Lie("never ends", "is_idle", lambda _is_idle: False),
+    )
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        if isinstance(run.error, NeverEndsError):
+            yield self.broken(run.error.part, run.error.who, "an end", run.error)
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        for told in run.told:
+            if told.answer is None or not told.answer.reason:
+                part = "aborted" if told.turn.rid in run.users.aborted else "answer"
+                yield self.broken(part, told.turn.rid, "an answer that ends", "none")
+
+
+class UnwantedAbort(Check):
+    """Nobody's request is aborted but those that were named, and turns of a session that may have timed out."""
+
+    rule = Rule(
+        "I39",
+        "unwanted-abort",
+        "only requests whose abort was wanted finish without reaching their end",
+        Severity.WRONG_RESULT,
+    )
+    defects = (says("aborts others", lambda answer: {"reason": "abort", "matched": None}, "length"),)
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        for told, answer in run.answered:
+            is_wanted = answer.rid in run.users.aborted or answer.rid in run.users.refusable
+            if answer.reason == "abort" and not is_wanted:
+                yield self.broken(told.kind, answer.rid, "an answer", "an abort that nobody sent")
+
+
+class VisibleOutputs(Check):
+    """A user sees the tokens of sequential decoding and no more. An answer that was aborted is a prefix of them, and
+    one that ended at a stop string is cut behind it. It ends once, for the reason that ends it, and all else that is
+    told beside it is right.
+    """
+
+    rule = Rule(
+        "I40",
+        "visible-outputs",
+        "the visible outputs are those of decoding one token after the other",
+        Severity.WRONG_RESULT,
+    )
+    spoils = True
+    defects = (
+        says("wrong token", lambda one: {"tokens": tuple(t + 1 for t in one.tokens), "text": None, "logprobs": ()}),
+        says("one token more", _longer, "length"),
+        says("late stop", _longer, "stop"),
+        says("another reason", lambda _one: {"reason": "stop"}, "length"),
+        says("another match", lambda _one: {"matched": 9}, "stop"),
+        says("ends twice", lambda one: {"parts": (*one.parts, one.parts[-1])}),
+        says("ends before its tokens", lambda one: {"parts": (Part(0, 0, True), *one.parts)}),
+        says("a part counts another token", lambda one: {"parts": (Part(0, 1, False), *one.parts)}),
+        says("text of other tokens", lambda one: {"text": one.text and one.text[:-1]}),
+        says("counts another token", lambda one: {"completion_tokens": one.completion_tokens + 1}),
+        says("counts a part of the prompt", lambda one: {"prompt_tokens": one.prompt_tokens - 1}),
+        says("counts too much as cached", lambda one: {"cached_tokens": one.prompt_tokens}),
+        says("counts another verification", lambda one: {"verifications": one.verifications + 1}),
+        says("counts other drafts", lambda one: {"correct_drafts": one.correct_drafts + 99}),
+        says("counts other runs", lambda one: {"runs": (99,)}),
+    )
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        launches = Counter((rid, kind) for _iteration, kind, rids in run.started.seen.launches for rid in rids)
+        differs_in_penalties = unpenalized(run)
+        for told, answer in run.answered:
+            turn, kind = told.turn, told.kind
+            expected = until_stop(turn, run.started.expected(turn, told.prompt, answer.tokens))
+            if answer.reason == "abort":
+                expected = expected[: len(answer.tokens)]
+            yield from self._usage(answer, kind, len(told.prompt), launches)
+            yield from self._parts(answer, kind)
+            tokens = list(answer.tokens)
+            if answer.reason == "stop":  # whoever makes text of tokens cuts it behind the stop string
+                tokens = until_text(tokens, turn.stop_text)
+            if tokens != expected:
+                yield self._difference(run, told, answer, tokens, expected)
+                continue
+            yield from self._ending(turn, answer, kind, expected)
+            if turn.penalty and turn.rid not in differs_in_penalties:
+                yield from self._penalties(run, told, tokens)
+
+    def _difference(self, run: Run, told: Told, answer: Answer, tokens: list[int], expected: list[int]) -> Violation:
+        turn, kind = told.turn, told.kind
+        place = _first_difference(tokens, expected)
+        difference = _kind_of_difference(tokens, expected, turn)
+        is_another = difference == ANOTHER
+        part = f"{kind}:grammar" if turn.grammar else f"{kind}:stop-string" if turn.stop_text else kind
+        if answer.reason == "abort":
+            part = f"{kind}:aborted"
+        if answer.reason == "abort" and turn.grammar and is_another and len(tokens) == 1:
+            part += ":grammar"  # perhaps not yet compiled: a release may prefill something else for it
+        elif turn.bias and is_another:
+            part = f"{kind}:bias"
+        what = f"{len(tokens)} tokens, another one at {place}" if is_another else f"{len(tokens)} tokens"
+        text = f"{len(expected)} tokens of sequential decoding"
+        return self.broken(f"{part}:{difference}", turn.rid, text, what, when=run.users.told_by(turn.rid, place))
+
+    def _penalties(self, run: Run, told: Told, tokens: list[int]) -> Iterator[Violation]:
+        """Penalties that lag behind the answer allow its tokens. Do those that count all of it give them?"""
+        exact = run.started.expected(told.turn, told.prompt)
+        place = next((i for i, (a, b) in enumerate(zip(tokens, exact, strict=False)) if a != b), -1)
+        if place >= 0:
+            expected = f"token {exact[place]} at {place}, of penalties that count the {place} tokens before it"
+            yield self.broken(f"{told.kind}:penalty", told.turn.rid, expected, f"token {tokens[place]}")
+
+    def _ending(self, turn: Turn, answer: Answer, kind: str, expected: list[int]) -> Iterator[Violation]:
+        """The answer says what ended it, where its tokens are right. Where two things end it at one token, either may
+        be said.
+        """
+        if answer.reason == "abort":
+            return
+        last = expected[-1]
+        ends: list[tuple[str, Matched]] = []
+        if len(expected) == turn.answer:
+            ends.append(("length", turn.answer))
+        if last == turn.stop or (turn.grammar and last == turn.grammar[-1]):
+            ends.append(("stop", last))
+        if turn.stop_text and tuple(expected[-len(turn.stop_text) :]) == turn.stop_text:
+            ends.append(("stop", turn.stop_text))
+        if (answer.reason, answer.matched) not in ends:
+            wanted = " or ".join(f"{why}, {matched}" for why, matched in ends)
+            yield self.broken(f"{kind}:finish-reason", turn.rid, wanted, f"{answer.reason}, {answer.matched}")
+        if answer.text is not None and list(answer.text)[-len(answer.tokens) :] != list(answer.tokens):
+            yield self.broken(f"{kind}:text", turn.rid, "text of its tokens", "text of others")
+
+    def _parts(self, answer: Answer, kind: str) -> Iterator[Violation]:
+        """An answer ends once, with its last part; and a part that says how many tokens there are by then is right."""
+        said = 0
+        for number, part in enumerate(answer.parts):
+            said += part.tokens
+            is_last = number == len(answer.parts) - 1
+            if part.ends and not is_last:
+                later = sum(other.tokens for other in answer.parts[number + 1 :])
+                what = f"an end, and then {later} tokens" if later else "two ends"
+                yield self.broken(f"{kind}:end", answer.rid, "one end, with its last part", what)
+                return
+            if part.completion_tokens not in (-1, said) and not is_last:
+                expected, actual = f"{said} tokens by its part {number}", part.completion_tokens
+                yield self.broken(f"{kind}:part", answer.rid, expected, actual)
+                return
+
+    def _usage(
+        self, answer: Answer, kind: str, prompt: int, launches: Mapping[tuple[str, str], int]
+    ) -> Iterator[Violation]:
+        """The counts beside an answer are of its tokens; of its prompt's, of which the last is always computed; and of
+        its verifications, each a launch that brought a token for each draft step and one more at most. A prefill brings
+        one. Of what was aborted nobody counts but the tokens.
+        """
+        tokens, longest = len(answer.tokens), self.setup.steps + 1
+        counts = [("completion-tokens", answer.completion_tokens, range(tokens, tokens + 1))]
+        if answer.reason != "abort":
+            needed = ceil((tokens - launches[answer.rid, "extend"]) / longest)
+            counts += [
+                ("prompt-tokens", answer.prompt_tokens, range(prompt, prompt + 1)),
+                ("cached-tokens", answer.cached_tokens, range(prompt)),
+                ("verifications", answer.verifications, range(max(needed, 0), launches[answer.rid, "decode"] + 1)),
+            ]
+            # A verification brings its drafts that are right and one token, of which the last may be cut off; of the
+            # prefills one at least brings a token.
+            fewest = tokens - launches[answer.rid, "extend"] - answer.verifications
+            most = tokens - 1 - answer.verifications + longest - 1
+            counts.append(("correct-drafts", answer.correct_drafts, range(max(fewest, 0), most + 1)))
+            if answer.runs and answer.correct_drafts != -1:
+                runs = sum(answer.runs)
+                counts.append(("verifications-by-run", runs, range(answer.verifications, answer.verifications + 1)))
+                drafts = sum(length * count for length, count in enumerate(answer.runs))
+                counts.append(("drafts-by-run", drafts, range(answer.correct_drafts, answer.correct_drafts + 1)))
+        for name, actual, allowed in counts:
+            if actual != -1 and actual not in allowed:
+                expected = f"from {allowed.start} to {allowed.stop - 1}"
+                yield self.broken(f"{kind}:{name}", answer.rid, f"a count {expected}", actual)
+
+
+class LogprobRows(Check):
+    """Beside each token that was sent stand its logprob, and those of the most likely ones that were asked for. Behind
+    a wrong token, and of a request that read wrong KV, nothing is compared.
+    """
+
+    rule = Rule(
+        "T6",
+        "logprob-rows",
+        "logprobs and hidden states have a row for each output, and it is that output's",
+        Severity.WRONG_RESULT,
+    )
+    defects = (
+        says("no first row", lambda one: {"logprobs": one.logprobs[1:]}),
+        says("row of another token", lambda one: {"logprobs": (*one.logprobs[1:], *one.logprobs[:1])}),
+        says("no second likely token", lambda one: {"logprobs": tuple(row[:2] for row in one.logprobs)}),
+    )
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        misled = {content.rid for content, _note in run.noted(WrongContent)}  # a token of these is right by chance
+        for told, answer in run.answered:
+            if told.turn.rid not in misled:
+                yield from self._rows(run, told, answer)
+
+    def _rows(self, run: Run, told: Told, answer: Answer) -> Iterator[Violation]:
+        turn, prompt = told.turn, told.prompt
+        count = len(answer.tokens) if turn.logprobs >= 0 else 0
+        said = zip(answer.tokens, run.started.expected(turn, prompt, answer.tokens)[:count], strict=False)
+        tokens = [token for token, _expected in takewhile(lambda pair: pair[0] == pair[1], said)]
+        if len(answer.logprobs) != count and len(tokens) == count:
+            yield self.broken("rows", turn.rid, f"{count} rows, one a token", len(answer.logprobs))
+            return
+        if turn.sampling or (turn.penalty and self.setup.worker == "release"):
+            return  # of what is filtered, and by what lags behind: of no one value
+        expected = run.started.logprobs(turn, prompt, tokens)
+        for at, (row, actual) in enumerate(zip(expected, answer.logprobs, strict=False)):
+            if not alike(row, actual):
+                what = "logprobs" if not alike(row[:1], actual[:1]) else "top-logprobs"
+                what += ":bias" if turn.bias else ""
+                yield self.broken(what, turn.rid, f"token {at} with {row}", actual)
+                return
+
+
+def alike(expected: LogprobRow, actual: LogprobRow) -> bool:
+    """The same tokens, and logprobs that differ by less than TOLERANCE. Of tokens that a mask forbids nobody says which
+    are the more likely ones: any of them stands for any other, with the lowest of numbers.
+    """
+    return len(expected) == len(actual) and all(
+        b <= FORBIDDEN if a == -inf else token == other and abs(a - b) < TOLERANCE
+        for (a, token), (b, other) in zip(expected, actual, strict=True)
+    )
+
+
+def _kind_of_difference(said: Sequence[int], expected: Sequence[int], turn: Turn) -> str:
+    """What is wrong first with tokens that are not the expected ones."""
+    place = _first_difference(said, expected)
+    if place < min(len(said), len(expected)):
+        return ANOTHER
+    if place == len(said):
+        return "too-few"
+    return "behind-the-limit" if len(expected) == turn.answer else "behind-the-stop"
+
+
+def _first_difference(said: Sequence[int], expected: Sequence[int]) -> int:
+    """The place of the first token that differs; that behind the shorter one where none does."""
+    differs = (i for i, (a, b) in enumerate(zip(said, expected, strict=False)) if a != b)
+    return next(differs, min(len(said), len(expected)))

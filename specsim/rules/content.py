@@ -1,0 +1,97 @@
+"""What a forward pass reads: the KV of its prefix, the inputs of its batch, and the draft model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specsim.verdict import Rule, Severity
+from specsim.world.kv import BatchInput, Drafted
+from specsim.world.rule import Check, Run, Violation, first_of_each, notes
+from specsim.world.scheduler import WrongContent
+
+
+class ContentRead(Check):
+    """Of the full pool and of a sliding window's, at every position of the prefix that a pass attends to, and of the
+    tokens of its input. A slot that nobody wrote to since it was freed holds nothing. What a session's turn read has a
+    part of its own: its KV is kept, and so goes wrong, otherwise than a request's.
+    """
+
+    rule = Rule(
+        "I05",
+        "content-read",
+        "every position that is read holds the KV of exactly the token at that position",
+        Severity.WRONG_RESULT,
+    )
+    spoils = True
+    defects = (notes("content", WrongContent("0", "verify", "full", 1, 7, "another request")),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        of_sessions = {turn.rid for turn in run.users.workload.turns if turn.session}
+        yield from first_of_each(
+            self.broken(
+                f"{content.pool}:{content.holds}".replace(" ", "-") + ":session" * (content.rid in of_sessions),
+                content.rid,
+                _what_belongs(content),
+                _what_is_there(content),
+                at=note.at,
+                where=content.where,
+                slot=content.slot if content.pool == "full" else -1,
+                position=content.position,
+                when=note.when,
+            )
+            for content, note in run.noted(WrongContent)
+        )
+
+
+def _what_belongs(content: WrongContent) -> str:
+    what = "token at" if content.pool == "input" else "KV of the tokens up to"
+    return f"the {what} position {content.position}"
+
+
+def _what_is_there(content: WrongContent) -> str:
+    where = "the launch's input" if content.pool == "input" else f"slot {content.slot} of the {content.pool} pool"
+    freed = f", which {content.freed_by} had freed" if content.freed_by else ""
+    return f"{content.holds}, in {where}{freed}, in {content.phase}"
+
+
+class BatchState(Check):
+    """Each input of a launch has one element for each request of its batch."""
+
+    rule = Rule(
+        "I52",
+        "batch-state",
+        "what travels with a batch stays with its request through filters and merges",
+        Severity.WRONG_RESULT,
+    )
+    defects = (notes("an input of another batch", BatchInput("seq_lens", requests=2, elements=3)),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        yield from first_of_each(
+            self.seen(note, given.name, "", f"{given.requests}, one for each request of the batch", given.elements)
+            for given, note in run.noted(BatchInput)
+            if given.elements != given.requests
+        )
+
+
+class DraftContent(Check):
+    """Where the release's own worker runs: the draft model reads its request's own tokens, hidden states and KV."""
+
+    rule = Rule(
+        "D1",
+        "draft-content",
+        "the drafter's KV of a position is made of the target's hidden state and the next token",
+        Severity.METRIC,
+    )
+    defects = (notes("drafts from another token", Drafted("0", "token", 3, expected=5, actual=6)),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        yield from first_of_each(
+            self.seen(
+                note,
+                f"draft:{drafted.name}",
+                "",
+                f"{drafted.expected} at position {drafted.position}, of {drafted.rid}",
+                drafted.actual,
+            )
+            for drafted, note in run.noted(Drafted)
+        )

@@ -1,0 +1,132 @@
+"""What a request claims while it runs and when it has ended, what its abort does, and how long it waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specsim.verdict import Rule, Severity
+from specsim.world.rule import Check, Lie, Run, Violation
+from specsim.world.scheduler import Facts, Launch, Load, RequestState, Seen, Setup
+from specsim.world.users import Moment
+
+
+class LengthsInOrder(Check):
+    """A running request claims no more positions than it has slots for, and these fit its row."""
+
+    rule = Rule(
+        "I01",
+        "lengths-in-order",
+        "0 <= committed <= allocated <= row width for every request and session that owns a row",
+        Severity.WRONG_RESULT,
+    )
+    defects = (
+        Lie(
+            "claims more than it has",
+            "load",
+            lambda load: replace(load, lengths=tuple((rid, 9, 1) for rid, _claimed, _has in load.lengths)),
+        ),
+    )
+
+    def while_running(self, moment: Moment) -> Iterator[Violation]:
+        width = moment.load.row_width
+        for rid, claimed, allocated in moment.load.lengths:
+            if not 0 <= claimed <= allocated <= width and claimed != -1:
+                actual = f"{claimed} claimed, {allocated} allocated"
+                yield self.broken("running", rid, f"claimed <= allocated <= {width}", actual)
+
+
+class FinishedClaim(Check):
+    """It may claim every token but its last. A turn of a session may claim that, too: the launch in flight at its end
+    writes it, and if there was none, the next turn's read shows it.
+    """
+
+    rule = Rule(
+        "I64",
+        "finished-claim",
+        "a finished request claims no position whose KV was not computed",
+        Severity.WRONG_RESULT,
+    )
+    defects = (
+        Lie("claims too much", "requests", lambda states: [replace(s, committed=s.committed + 1) for s in states]),
+    )
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        of_sessions = {turn.rid for turn in run.users.workload.turns if turn.session}
+        for state in run.started.requests():
+            yield from self.claim(state, self.facts.keeps_last and state.rid in of_sessions)
+
+    def claim(self, state: RequestState, keeps_last: bool) -> Iterator[Violation]:
+        if state.reason in ("", "abort"):
+            return
+        honest = len(state.prompt) + len(state.outputs) - (0 if keeps_last else 1)
+        if state.committed > honest:
+            yield self.broken("committed", state.rid, f"a claim of {honest} positions", state.committed)
+
+
+def _with_nine_more_verifications(seen: Seen) -> Seen:
+    late = Launch(10_000, "decode", tuple(dict.fromkeys(rid for launch in seen.launches for rid in launch.rids)))
+    return replace(seen, launches=[*seen.launches, *[late] * 9])
+
+
+class VerifiedAfterAbort(Check):
+    """With EAGLE and overlap three verifications may be under way."""
+
+    rule = Rule(
+        "I65",
+        "verified-after-abort",
+        "a request that was aborted is verified no more, but for what was under way",
+        Severity.WRONG_RESULT,
+    )
+
+    defects = (Lie("ignores aborts", "seen", _with_nine_more_verifications),)
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        aborted, most = run.users.aborted, self.facts.late
+        launched = Counter(
+            rid
+            for iteration, kind, rids in run.started.seen.launches
+            for rid in rids
+            if kind == "decode" and rid in aborted and iteration > aborted[rid]
+        )
+        for rid, count in launched.items():
+            if count > most:
+                yield self.broken("abort", rid, f"{most} more verifications at most", count)
+
+
+class Admission(Check):
+    """A batch that was full is so no more when one of its requests has ended. From then on whoever fits beside all that
+    run, should all answers come to their longest, is admitted within some iterations, one after the other.
+    """
+
+    rule = Rule("S9", "admission", "a request that fits is admitted", Severity.METRIC)
+    defects = (Lie("admits nobody", "load", lambda load: replace(load, waiting=(("waits", 1),))),)
+
+    def __init__(self, setup: Setup, facts: Facts) -> None:
+        super().__init__(setup, facts)
+        # Each running request may be some steps ahead, and each page begun.
+        self._margin = setup.rows * (facts.ahead * setup.draft_tokens + setup.page_size)
+        self._waiting: set[str] = set()
+        self._left = 0
+        self._is_armed = False
+        self._quiet = 0
+
+    def while_running(self, moment: Moment) -> Iterator[Violation]:
+        load = moment.load
+        waiting = {rid for rid, _length in load.waiting}
+        is_admitted = bool(self._waiting - waiting)
+        self._is_armed = moment.left > self._left or (self._is_armed and not is_admitted)
+        self._waiting, self._left = waiting, moment.left
+        if not (self._is_armed and self._fits(load)) or moment.is_paused or load.chunked:
+            self._quiet = 0
+            return
+        self._quiet += 1
+        patience = self.facts.patience
+        if self._quiet == patience:
+            actual = f"it waits for {patience} iterations beside {load.free} free slots and {load.free_rows} rows"
+            yield self.broken("waiting", load.waiting[0][0], self.rule.sentence, actual)
+
+    def _fits(self, load: Load) -> bool:
+        need = max((length for _rid, length in load.waiting), default=0) + load.running + self._margin
+        return bool(load.waiting) and load.free_rows > 0 and need <= load.free

@@ -1,0 +1,80 @@
+"""Grammars and penalties, when a verification samples by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specsim.verdict import Rule, Severity
+from specsim.world.kv import Masked, Penalized, Penalties
+from specsim.world.rule import Check, Run, Violation, notes
+
+
+class GrammarState(Check):
+    """When the masks of a verification's tokens are made, the grammar has read exactly what it goes on from."""
+
+    rule = Rule(
+        "I60",
+        "grammar-state",
+        "a grammar has read the outputs, when masks are made and when a result was taken",
+        Severity.WRONG_RESULT,
+    )
+    defects = (notes("grammar behind", Masked("0", said=3, allowed=9, read=2)),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        for masked, note in run.noted(Masked):
+            expected = min(masked.said, masked.allowed)
+            if masked.read != expected:
+                text = f"{expected} tokens read, of {masked.rid}"
+                yield self.seen(note, "verify", "", text, masked.read)
+                return
+
+
+class PenalizedTokens(Check):
+    """Relaxed penalties, as engines have them beside drafts: before each verification the last token said so far is
+    counted, or the prompt's last one; a prefill begins anew.
+    """
+
+    rule = Rule(
+        "I67",
+        "penalized-tokens",
+        "a verification penalizes tokens that the request has said, or its prompt's last one, "
+        "and one for each verification since its prefill",
+        Severity.WRONG_RESULT,
+    )
+    defects = (
+        notes("penalizes another token", Penalized("0", Penalties(0.5, 0.0, 1.0), frozenset((1, 2)), 1, {3: -0.5}, {})),
+        notes("penalizes nobody's wish", Penalized("0", Penalties(0.0, 0.0, 1.0), frozenset((1, 2)), 1, {1: -0.5}, {})),
+    )
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        for penalized, note in run.noted(Penalized):
+            if not is_right(penalized):
+                added, scaled, may = penalized.added, penalized.scaled, penalized.may
+                count = penalized.verifications if is_penalized(penalized.wanted) else 0
+                expected = f"penalties of its own tokens, {count} times, of {penalized.rid}"
+                actual = f"{added or scaled or 'none'}, not its own are {sorted({*added, *scaled} - may)}"
+                yield self.seen(note, "verify", "", expected, actual)
+                return
+
+
+def unpenalized(run: Run) -> set[str]:
+    """Requests whose penalties were once not those of what they had said."""
+    return {penalized.rid for penalized, _note in run.noted(Penalized) if not is_right(penalized)}
+
+
+def is_penalized(wanted: Penalties) -> bool:
+    return wanted != Penalties(0.0, 0.0, 1.0)
+
+
+def is_right(penalized: Penalized) -> bool:
+    """Whether a request's penalties are those of its wish and of tokens that it may be penalized for."""
+    added, scaled, wanted = penalized.added, penalized.scaled, penalized.wanted
+    values = (*added.values(), *scaled.values())
+    if wanted.frequency:
+        is_as_wanted = not scaled and sum(values) == -wanted.frequency * penalized.verifications
+    elif is_penalized(wanted):
+        value = -wanted.presence or wanted.repetition
+        is_as_wanted = set(values) == {value} and len(values) <= penalized.verifications and not (added and scaled)
+    else:
+        is_as_wanted = not values
+    return is_as_wanted and penalized.may.issuperset((*added, *scaled))

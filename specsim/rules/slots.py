@@ -1,0 +1,98 @@
+"""Slots and rows of the KV pools, where nothing runs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specsim.verdict import Rule, Severity
+from specsim.world.kv import FreedTwice
+from specsim.world.ledger import Freed
+from specsim.world.rule import Check, Lie, Run, Violation, notes
+
+
+class FreeSlot(Check):
+    """No slot is freed while it is free, and none is free and in the prefix cache, or twice in that."""
+
+    rule = Rule("I16", "free-slot", "no owner's slot is free, and none is free twice", Severity.WRONG_RESULT)
+    defects = (
+        Lie("free and cached", "pools", lambda pools: replace(pools, free_slots=[0])),
+        notes("freed twice", FreedTwice(7, Freed("free", "toy.py:9"))),
+    )
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        for freed, note in run.noted(FreedTwice):
+            actual = f"slot {freed.slot} twice in the free list, once more by {freed.by.function}"
+            yield self.seen(note, "free-list", "", "every slot once", actual, where=freed.by.where)
+            return
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        pools = run.started.pools()
+        if pools.free_slots is not None and len(set(pools.free_slots)) < len(pools.free_slots):
+            yield self.broken("free-list", "", "every slot once", "a slot twice in the free list")
+        free, owned = set(pools.free_slots or ()), set[int]()
+        for slot in (slot for node in pools.nodes or () for slot in node.slots):
+            if slot in free:
+                yield self.broken("tree", "", "a slot that is not free", f"slot {slot}, which is cached too")
+                return
+            if slot in owned:
+                yield self.broken("tree-twice", "", "a slot once", f"slot {slot} at two places of the tree")
+                return
+            owned.add(slot)
+
+
+class SlotsAtRest(Check):
+    """Slots of the full pool, and of a sliding window's. Sessions are closed by then."""
+
+    rule = Rule("I66", "slots-at-rest", "when nothing runs any more, every slot is free or cached", Severity.LEAK)
+    defects = (
+        Lie("lost slot", "pools", lambda pools: replace(pools, free=pools.free - 1)),
+        Lie("slot twice", "pools", lambda pools: replace(pools, free=pools.free + 1)),
+    )
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        pools = run.started.pools()
+        sizes = [("slots", pools.total, pools.free + pools.cached)]
+        if pools.window_total >= 0:
+            sizes.append(("window-slots", pools.window_total, pools.window_free + pools.window_cached))
+        for name, total, found in sizes:
+            if found != total:
+                side = "lost" if found < total else "twice"
+                yield self.broken(f"{name}:{side}", "", f"{total} free or cached", found)
+
+
+class RowOwner(Check):
+    """At the end every row is free."""
+
+    rule = Rule("I18", "row-owner", "every row is free or owned, once", Severity.LEAK)
+    defects = (Lie("lost row", "pools", lambda pools: replace(pools, free_rows=pools.free_rows - 1)),)
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        pools = run.started.pools()
+        if pools.free_rows != pools.rows:
+            side = "lost" if pools.free_rows < pools.rows else "twice"
+            yield self.broken(f"rows:{side}", "", f"{pools.rows} free", pools.free_rows)
+
+
+class TreeContent(Check):
+    """Compared for each slot of the prefix cache that is there once and not free."""
+
+    rule = Rule(
+        "I27", "tree-content", "a slot of the tree holds the KV of the tokens that lead to it", Severity.WRONG_RESULT
+    )
+    spoils = True
+    defects = (Lie("cached content", "slot_content", lambda _content: 0),)
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        started, pools = run.started, run.started.pools()
+        misplaced = set(pools.free_slots or ())
+        for node in pools.nodes or ():
+            start = len(node.tokens) - len(node.slots)
+            for place, slot in enumerate(node.slots, start):
+                if slot in misplaced:
+                    return  # what it holds says nothing
+                misplaced.add(slot)
+                if started.slot_content(slot) != started.content_of(node.tokens[: place + 1]):
+                    what = f"other content in slot {slot}"
+                    yield self.broken("tree", "", f"the KV of the token at {place}", what)
+                    return
