@@ -27,7 +27,7 @@ from specsim.findings.comparison import Baseline, bring_forward, compare
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.rules.table import CHECKS
-from specsim.tiers.scheduler.answers import Counts
+from specsim.tiers.scheduler.answers import Counts, look_behind_races
 from specsim.verdict import NotRun, Suite, Verdict
 from specsim.world.forks import Starters, wanted
 
@@ -53,6 +53,7 @@ def measured(release: str, defect: str, schedules: int) -> Row:
         for index in range(schedules):
             schedule = wanted(SETUPS, 0, index, SECONDS)
             counts.take(schedule, starters.run(schedule))
+        look_behind_races(starters, counts, SECONDS)
     finally:
         starters.close()
     follows = {signature: counts.follows(signature) for signature in sorted(counts.hits)}

@@ -14,9 +14,9 @@ from property_tests.support.findings import found
 from specsim.findings.comparison import Baseline, Reach, bring_forward, compare
 from specsim.rules.content import ContentRead
 from specsim.rules.device import StreamRace
-from specsim.rules.slots import SlotsAtRest
+from specsim.rules.slots import SlotsAtRest, TreeContent
 from specsim.rules.table import CHECKS
-from specsim.tiers.scheduler.answers import Counts
+from specsim.tiers.scheduler.answers import Counts, look_behind_races
 from specsim.verdict import Finding, Severity, Suite, Verdict, of_one_wait, with_severity_of_symptoms
 from specsim.world.forks import Ran, Wanted
 from specsim.world.rule import Violation, signature_of
@@ -39,7 +39,7 @@ def ran(*signatures: str, iterations: int = 9) -> Ran:
             setup="default",
             settings={},
             workload={},
-            choices={},
+            choices={"accept": [2], "device policy": [3], "advance": [1]},
             iterations=iterations,
             requests=1,
             violations=tuple(violations),
@@ -185,3 +185,50 @@ def test_a_finding_is_as_severe_as_what_comes_after_it_most_often() -> None:
         leak = finding(LEAK, RACE, hits, Severity.LEAK)
         assert [one.severity for one in with_severity_of_symptoms([race, leak])] == [severity, Severity.LEAK]
     assert with_severity_of_symptoms([replace(race, severity=Severity.CRASH), leak])[0].severity is Severity.CRASH
+
+
+class Eager:
+    """Starters that run schedules once more, on an eager device, where each shows these."""
+
+    def __init__(self, *signatures: str) -> None:
+        self.signatures = signatures
+        self.asked: list[Wanted] = []
+
+    def run(self, schedule: Wanted) -> Ran:
+        self.asked.append(schedule)
+        return ran(*self.signatures)
+
+
+@pytest.mark.parametrize(
+    ("eager", "is_own"),
+    [((LEAK,), True), ((RACE, LEAK), True), ((RACE,), False), ((), False), ((CONTENT, LEAK), False)],
+)
+def test_what_comes_after_a_race_and_needs_no_slow_stream_is_a_finding_of_its_own(
+    eager: tuple[str, ...], is_own: bool
+) -> None:
+    counts, starters = counted((RACE, LEAK), (RACE,)), Eager(*eager)
+    assert counts.follows(LEAK) == RACE
+    look_behind_races(starters, counts, 9.0)  # type: ignore[arg-type]
+    assert counts.follows(LEAK) == ("" if is_own else RACE)
+    (asked,) = starters.asked
+    assert asked.case is not None
+    assert asked.case.choices == {"accept": [2]}
+
+
+def test_only_the_symptoms_of_races_are_run_without_them() -> None:
+    counts, starters = counted((CONTENT, LEAK), (CONTENT,), (RACE,)), Eager(LEAK)
+    look_behind_races(starters, counts, 9.0)  # type: ignore[arg-type]
+    assert starters.asked == []
+
+
+def test_of_each_race_what_was_met_most_often_behind_it_is_a_finding() -> None:
+    other = signature_of(TreeContent.rule.id, "x")
+    counts = counted((RACE, LEAK), (RACE, other), (RACE, other), (RACE,))
+    look_behind_races(Eager(other), counts, 9.0)  # type: ignore[arg-type]
+    assert findings_of(counts) == {RACE: "", other: "", LEAK: RACE}
+
+
+def test_what_never_comes_without_a_race_that_half_of_the_schedules_have_is_its_symptom() -> None:
+    counts, starters = counted(*[(RACE, LEAK)] * 12, *[()] * 12), Eager(LEAK)
+    look_behind_races(starters, counts, 9.0)  # type: ignore[arg-type]
+    assert (counts.follows(LEAK), starters.asked) == (RACE, [])

@@ -17,6 +17,7 @@ from specsim.choices.shrinker import Shrinker
 from specsim.errors import UsageError
 from specsim.lifting.probes import statement_at
 from specsim.replay_file import SchedulerReplay
+from specsim.rules.device import StreamRace
 from specsim.rules.process import violation_of_end
 from specsim.rules.table import BY_ID, CHECKS, depth_of
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
@@ -38,10 +39,15 @@ if TYPE_CHECKING:
     from specsim.isolation.messages import Messages
     from specsim.world.scheduler import SchedulerTarget
 
+RACE = StreamRace.rule.id
 SUBJECT = "schedules"
 IMPORT = "the import of its scheduler"
 ATTEMPTS = 240  # at a smaller schedule of each finding; `specsim shrink` takes more
 SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
+OF_THE_DEVICE = frozenset(["device policy", "slow stream", "advance", "steps", "pause"])
+"""Choices of how fast its streams are; without them it is eager."""
+CHANCE = 0.001
+"""The least chance of having met a symptom by its race alone in each of its schedules, for it to be none."""
 PER_RUST = 5  # schedules on the radix tree in Python, for one more on that in Rust
 
 
@@ -63,6 +69,8 @@ class _Hit:
     after: Counter[str] = field(default_factory=Counter)
     beside: frozenset[str] = frozenset()
     """What each of those schedules showed, too, in which it came first."""
+    is_own: bool = False
+    """It came after a race whenever it was drawn, and is shown without it, too."""
     trees: set[str] = field(default_factory=set)
     """On which it was shown."""
     tree: str = ""
@@ -131,6 +139,8 @@ class Counts:
         So each schedule that shows anything shows a finding.
         """
         hit = self.hits[signature]
+        if hit.is_own:
+            return ""
         if not hit.is_first:
             first = min(hit.after, key=lambda first: (-hit.after[first], first))
             return self.follows(first) or first
@@ -224,6 +234,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
                     _send_finding(request, target, starters, counts, signature, messages, goes_on)
             elif len(counts.not_started) >= len(setups):
                 break
+        look_behind_races(starters, counts, request.hang_seconds)
         for signature, hit in counts.hits.items():  # how many there were is known at the end
             hit.tree = IN_RUST if _is_of_rust(starters, hit, request.hang_seconds) else ""
             messages.send(found_message(*finding_of(request, target, hit, counts.follows(signature))))
@@ -358,6 +369,38 @@ def _shrink(
     if best in shown:
         record, hit.violation = shown[best]
         hit.wanted, hit.outcome = Wanted(best), Ran(record)
+
+
+def look_behind_races(starters: Starters, counts: Counts, seconds: float) -> None:
+    """Make what is taken for the symptom of a race, and is none, a finding of its own: a race that nearly every
+    schedule has would hide all else. Of each race that is what was met most often of the symptoms that are shown
+    without it, too. What is met so often that it would have come without the race is no such thing.
+    """
+    behind: dict[str, list[str]] = {}
+    for signature, hit in counts.hits.items():
+        cause = counts.follows(signature)
+        if cause and hit.violation.rule != RACE and counts.hits[cause].violation.rule == RACE:
+            behind.setdefault(cause, []).append(signature)
+    for cause, signatures in behind.items():
+        share = counts.hits[cause].count / counts.schedules
+        for signature in sorted(signatures, key=lambda one: (-counts.hits[one].count, one)):
+            hit = counts.hits[signature]
+            hit.is_own = share**hit.count >= CHANCE and _is_shown_eagerly(starters, hit, seconds)
+            if hit.is_own:
+                break
+
+
+def _is_shown_eagerly(starters: Starters, hit: _Hit, seconds: float) -> bool:
+    """Whether a violation comes first, beside races, on an eager device. A race does harm by the order in which streams
+    run, and that device does everything in the order of the program.
+    """
+    case = hit.case
+    if case is None:
+        return False
+    choices = {label: values for label, values in case.choices.items() if label not in OF_THE_DEVICE}
+    outcome = starters.run(Wanted((), seconds=seconds, case=structs.replace(case, choices=choices)))
+    shown = [violation.signature for violation in violations_of(outcome) if violation.rule != RACE]
+    return shown[:1] == [hit.violation.signature]
 
 
 def _is_of_rust(starters: Starters, hit: _Hit, seconds: float) -> bool:
