@@ -6,6 +6,7 @@ python -m property_tests.support.rules_page
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from pathlib import Path
 
@@ -18,7 +19,7 @@ BEGIN, END = "<!-- rules of the scheduler tier, by `make pages` -->", "<!-- end 
 def table() -> list[str]:
     """Of docs/verdict.md: what each rule says."""
     rows = [f"| {check.rule.label} | {check.rule.severity} | {check.rule.sentence} |" for check in CHECKS]
-    return ["| id | severity | sentence |", "| -- | -- | -- |", *rows]
+    return ["| id | severity | sentence |", "| -- | -- | -- |", *rows, *free_numbers()]
 
 
 def items() -> list[str]:
@@ -29,6 +30,14 @@ def items() -> list[str]:
         text = f"- **{check.rule.label}**: {check.rule.sentence}. {meaning}"
         lines += textwrap.wrap(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return lines
+
+
+def free_numbers() -> list[str]:
+    """Of docs/verdict.md: by letter the number after the last one that the page names, be it of a rule or not."""
+    named = re.findall(r"\b([A-Z])(\d{1,2})\b", (DOCS / "verdict.md").read_text(encoding="utf-8").split(BEGIN)[0])
+    named += [(check.rule.id[0], check.rule.id[1:]) for check in CHECKS]
+    last = {letter: max(int(number) for of, number in named if of == letter) for letter in "DIKMOSTWX"}
+    return ["", "# Free numbers", "", f"{', '.join(f'{letter}{number + 1}' for letter, number in last.items())}."]
 
 
 PAGES = {"verdict.md": table, "scheduler.md": items}

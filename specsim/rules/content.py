@@ -67,7 +67,7 @@ class BatchState(Check):
 
     def after(self, run: Run) -> Iterator[Violation]:
         yield from first_of_each(
-            self.seen(note, given.name, "", f"{given.requests}, one for each request of the batch", given.elements)
+            self.from_note(note, given.name, "", f"{given.requests}, one for each request of the batch", given.elements)
             for given, note in run.noted(BatchInput)
             if given.elements != given.requests
         )
@@ -86,7 +86,7 @@ class DraftContent(Check):
 
     def after(self, run: Run) -> Iterator[Violation]:
         yield from first_of_each(
-            self.seen(
+            self.from_note(
                 note,
                 f"draft:{drafted.name}",
                 "",

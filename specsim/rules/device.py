@@ -40,14 +40,14 @@ class DeviceException(Check):
 
     def after(self, run: Run) -> Iterator[Violation]:
         read = (
-            self.seen(note, f"{bad.phase}:{bad.name}", "", "a value that was written", f"{bad.value} of {bad.rid}")
+            self.from_note(note, f"{bad.phase}:{bad.name}", "", "a value that was written", f"{bad.value} of {bad.rid}")
             for bad, note in run.noted(BadValue)
         )
         yield from first_of_each([*read, *(_by_accesses(self, fault, note) for fault, note in run.noted(Fault))])
 
 
 def _by_accesses(check: Check, record: Race | Fault, note: Noted) -> Violation:
-    return check.seen(
+    return check.from_note(
         note,
         record.what,
         "",

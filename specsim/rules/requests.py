@@ -1,4 +1,4 @@
-"""What a request claims while it runs and when it has ended, what its abort does, and how long it waits."""
+"""What a request claims while it runs and when it has ended, and what its abort does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from specsim.verdict import Rule, Severity
 from specsim.world.rule import Check, Lie, Run, Violation
-from specsim.world.scheduler import Facts, Launch, Load, RequestState, Seen, Setup
+from specsim.world.scheduler import Launch, RequestState, Seen
 from specsim.world.users import Moment
 
 
@@ -93,40 +93,3 @@ class VerifiedAfterAbort(Check):
         for rid, count in launched.items():
             if count > most:
                 yield self.broken("abort", rid, f"{most} more verifications at most", count)
-
-
-class Admission(Check):
-    """A batch that was full is so no more when one of its requests has ended. From then on whoever fits beside all that
-    run, should all answers come to their longest, is admitted within some iterations, one after the other.
-    """
-
-    rule = Rule("S9", "admission", "a request that fits is admitted", Severity.METRIC)
-    defects = (Lie("admits nobody", "load", lambda load: replace(load, waiting=(("waits", 1),))),)
-
-    def __init__(self, setup: Setup, facts: Facts) -> None:
-        super().__init__(setup, facts)
-        # Each running request may be some steps ahead, and each page begun.
-        self._margin = setup.rows * (facts.ahead * setup.draft_tokens + setup.page_size)
-        self._waiting: set[str] = set()
-        self._left = 0
-        self._is_armed = False
-        self._quiet = 0
-
-    def while_running(self, moment: Moment) -> Iterator[Violation]:
-        load = moment.load
-        waiting = {rid for rid, _length in load.waiting}
-        is_admitted = bool(self._waiting - waiting)
-        self._is_armed = moment.left > self._left or (self._is_armed and not is_admitted)
-        self._waiting, self._left = waiting, moment.left
-        if not (self._is_armed and self._fits(load)) or moment.is_paused or load.chunked:
-            self._quiet = 0
-            return
-        self._quiet += 1
-        patience = self.facts.patience
-        if self._quiet == patience:
-            actual = f"it waits for {patience} iterations beside {load.free} free slots and {load.free_rows} rows"
-            yield self.broken("waiting", load.waiting[0][0], self.rule.sentence, actual)
-
-    def _fits(self, load: Load) -> bool:
-        need = max((length for _rid, length in load.waiting), default=0) + load.running + self._margin
-        return bool(load.waiting) and load.free_rows > 0 and need <= load.free

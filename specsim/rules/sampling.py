@@ -25,7 +25,7 @@ class GrammarState(Check):
             expected = min(masked.said, masked.allowed)
             if masked.read != expected:
                 text = f"{expected} tokens read, of {masked.rid}"
-                yield self.seen(note, "verify", "", text, masked.read)
+                yield self.from_note(note, "verify", "", text, masked.read)
                 return
 
 
@@ -53,7 +53,7 @@ class PenalizedTokens(Check):
                 count = penalized.verifications if is_penalized(penalized.wanted) else 0
                 expected = f"penalties of its own tokens, {count} times, of {penalized.rid}"
                 actual = f"{added or scaled or 'none'}, not its own are {sorted({*added, *scaled} - may)}"
-                yield self.seen(note, "verify", "", expected, actual)
+                yield self.from_note(note, "verify", "", expected, actual)
                 return
 
 

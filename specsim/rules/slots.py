@@ -1,4 +1,4 @@
-"""Slots and rows of the KV pools, where nothing runs any more."""
+"""Slots and rows of the KV pools: that nobody has one twice, and that none is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FreeSlot(Check):
     def after(self, run: Run) -> Iterator[Violation]:
         for freed, note in run.noted(FreedTwice):
             actual = f"slot {freed.slot} twice in the free list, once more by {freed.by.function}"
-            yield self.seen(note, "free-list", "", "every slot once", actual, where=freed.by.where)
+            yield self.from_note(note, "free-list", "", "every slot once", actual, where=freed.by.where)
             return
 
     def at_rest(self, run: Run) -> Iterator[Violation]:

@@ -1,12 +1,17 @@
-"""The rules of the scheduler tier, in the order in which one is broken because another is."""
+"""The rules of schedulers: first those that may be why others are broken, then the rest."""
 
 from __future__ import annotations
 
-from specsim.rules.answers import LogprobRows, Progress, UnwantedAbort, VisibleOutputs
+from collections.abc import Iterator
+from itertools import chain
+from types import ModuleType
+
+from specsim.rules import answers, content, device, process, requests, sampling, slots, waiting
+from specsim.rules.answers import LogprobRows, VisibleOutputs
 from specsim.rules.content import BatchState, ContentRead, DraftContent
 from specsim.rules.device import DeviceException, StreamRace
-from specsim.rules.process import HostException, ScheduleCrash, ScheduleTimeout
-from specsim.rules.requests import Admission, FinishedClaim, LengthsInOrder, VerifiedAfterAbort
+from specsim.rules.process import HostException
+from specsim.rules.requests import FinishedClaim, LengthsInOrder
 from specsim.rules.sampling import GrammarState, PenalizedTokens
 from specsim.rules.slots import FreeSlot, RowOwner, SlotsAtRest, TreeContent
 from specsim.verdict import Rule
@@ -31,15 +36,18 @@ _CAUSES: tuple[type[Check], ...] = (
     SlotsAtRest,
 )
 """Each may be broken because one before it is."""
-CHECKS: tuple[type[Check], ...] = (
-    *_CAUSES,
-    Progress,
-    UnwantedAbort,
-    VerifiedAfterAbort,
-    Admission,
-    ScheduleTimeout,
-    ScheduleCrash,
-)
+
+
+def _of(module: ModuleType) -> Iterator[type[Check]]:
+    """The rules of a module, as they stand there. A class that is no rule has no `rule`."""
+    for each in vars(module).values():
+        is_here = isinstance(each, type) and each.__module__ == module.__name__
+        if is_here and issubclass(each, Check) and "rule" in vars(each):
+            yield each
+
+
+_FOUND = chain.from_iterable(map(_of, (answers, content, device, process, requests, sampling, slots, waiting)))
+CHECKS: tuple[type[Check], ...] = (*_CAUSES, *(check for check in _FOUND if check not in _CAUSES))
 """All rules. Those behind _CAUSES may be broken because of these, and not because of one another."""
 BY_ID: dict[str, Rule] = {check.rule.id: check.rule for check in CHECKS}
 

@@ -30,10 +30,11 @@ def signature_of(rule: str, part: str) -> str:
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule that a schedule breaks. `part` is what is to blame, without line numbers; `who` the request; `where` is
-    FILE:LINE or ""; `harmless` says that no token was wrong; `at` are the operations that are to blame, in a schedule
-    that was recorded; `slot` of the full pool was read for `position`, -1 for none; `when` is the iteration in which it
-    was seen, -1 for at the end; `wait` the one that a race lacks, "STREAM for STREAM".
+    """A rule that a schedule breaks. `part` is what is to blame, "request:penalty" or a function, without line numbers
+    and in words that stay as they are: it is the end of the signature. `who` is the request; `where` is FILE:LINE or
+    ""; `harmless` says that no token was wrong; `at` are the operations that are to blame, in a schedule that was
+    recorded; `slot` of the full pool was read for `position`, -1 for none; `when` is the iteration in which it was
+    seen, -1 for at the end; `wait` the one that a race lacks, "STREAM for STREAM".
     """
 
     rule: str
@@ -116,7 +117,9 @@ class Run:
 
 class Lie(NamedTuple):
     """A defect, as what a scheduler says that has it: `says` makes of what a method or property of a `StartedScheduler`
-    returns, an iterator's values as a list, what is returned instead. It may raise, too.
+    returns, an iterator's values as a list, what is returned instead, each time that it is asked. It may raise, too,
+    and it may count: each schedule begins with the lie as it was made. A lie shows that the rule finds what it is told
+    of, and nothing of whether an engine's adapter tells it.
     """
 
     name: str
@@ -132,9 +135,11 @@ def notes(name: str, record: Any, at: tuple[int, ...] = ()) -> Lie:
 class Check:
     """A rule: what must hold, and what sees whether it does. One is made for each schedule.
 
+    Its docstring goes behind its sentence on the pages: what that means of a scheduler.
+
     `rule`     its number, name, sentence and severity
-    `defects`  what it finds: a scheduler that has one of them breaks this rule and no other
-    `spoils`   whether a token is wrong, or will be, where it does not hold
+    `defects`  what it finds; the tests see that a scheduler which has one of them breaks this rule and no other
+    `spoils`   whether a token is wrong, or will be, where it does not hold: races are not harmless then
     """
 
     rule: ClassVar[Rule]
@@ -149,18 +154,20 @@ class Check:
         return ()
 
     def after(self, run: Run) -> Iterable[Violation]:
-        """What is wrong with a schedule, however it ended."""
+        """What is wrong with a schedule, however it ended. After an exception the scheduler's state may be anything:
+        only what users did, `started.seen` and the error are to be read.
+        """
         return ()
 
     def at_rest(self, run: Run) -> Iterable[Violation]:
-        """What is wrong where nothing runs any more."""
+        """What is wrong where nothing runs any more; not asked after an exception, nor where it never ended."""
         return ()
 
     def broken(self, part: str, who: str, expected: object, actual: object, **more: Any) -> Violation:
         return Violation(rule=self.rule.id, part=part, who=who, expected=str(expected), actual=str(actual), **more)
 
-    def seen(self, note: Noted, part: str, who: str, expected: object, actual: object, **more: Any) -> Violation:
-        """What the world noted, where it is wrong by itself and no token need be."""
+    def from_note(self, note: Noted, part: str, who: str, expected: object, actual: object, **more: Any) -> Violation:
+        """What the world noted and is wrong. It is harmless where no token is."""
         return self.broken(part, who, expected, actual, when=note.when, at=note.at, harmless=True, **more)
 
 

@@ -179,7 +179,6 @@ class RequestState:
     committed: int
     allocated: int
     row: int
-    retractions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +209,14 @@ Matched = int | tuple[int, ...] | None
 
 class Part(NamedTuple):
     """A message of an answer: the tokens that it brings, how many its user is told that there are by then (-1 for no
-    word of it), and whether it says why the answer ends.
+    word of it), whether it says why the answer ends, and the seconds that the request has waited in the queue by what
+    its user is told (None for no word of it).
     """
 
     tokens: int
     completion_tokens: int
     ends: bool
+    waited: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ FIELDS: Mapping[str, str] = {
     "read_offsets": "not compared: where the detokenizer goes on",
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), PASSED_ON),
     "http_worker_ipcs": "not compared: there are no sockets",
-    "time_stats": "not compared: the clock is made up",
+    "time_stats": "S10: the time in the queue; of the others not compared: the clock is made up",
     "retraction_counts": "not compared: nothing else counts them",
     "cached_tokens_details": "not compared: there is no hierarchical cache",
     "load": "not compared: of the scheduler, and of no answer",
@@ -147,11 +147,17 @@ def _continued(seen: Output, message: Any, i: int) -> Output:
         message.cached_tokens[i],
         message.spec_verify_ct[i],
         (*seen.logprobs, *_logprobs(message, i)),
-        (*seen.parts, Part(len(tokens), message.completion_tokens[i], reason is not None)),
+        (*seen.parts, Part(len(tokens), message.completion_tokens[i], reason is not None, _waited(message, i))),
         (*seen.decode_ids, *message.decode_ids[i]),
         _of(message, i, -1, "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens"),
         tuple(_of(message, i, (), "spec_correct_drafts_histogram", "spec_acceptance_histogram")),
     )
+
+
+def _waited(message: Any, i: int) -> float | None:
+    """Seconds in the queue, as the tokenizer makes them of the message; None where it has none."""
+    times = _of(message, i, None, "time_stats")
+    return None if times is None else float(times.get_queueing_time())
 
 
 def _of(message: Any, i: int, missing: Any, *names: str) -> Any:

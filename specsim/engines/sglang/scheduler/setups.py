@@ -17,6 +17,7 @@ FACTS = Facts(
     keeps_last=True,
 )
 
+# A new row goes to the end: tapes name rows by their numbers.
 SETUPS: tuple[Setup, ...] = (
     Setup(),
     Setup(page_size=4, slots=400, window=8),
