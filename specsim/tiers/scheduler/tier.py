@@ -95,9 +95,11 @@ class SchedulerTier:
         return None  # schedules run in forks: what ends the child is its import
 
     def difference(self, one: Answer, two: Answer) -> str:
-        for number, (was, now) in enumerate(zip(one.get("events", ()), two.get("events", ()), strict=False)):
-            if was != now:
-                return f"launch {number} was {was!r}, then {now!r}"
+        from specsim.world.schedule import first_other_launch
+
+        if parted := first_other_launch(one.get("events", ()), two.get("events", ())):
+            number, was, now = parted
+            return f"launch {number} was {was!r}, then {now!r}"
         if one.get("digest") != two.get("digest"):
             return f"the digest was {one.get('digest')}, then {two.get('digest')}"
         return ""
