@@ -103,7 +103,7 @@ API = re.findall(r"^\| `(specsim[\w.]*)` \| (`.+`) \|$", (ROOT / "docs" / "api.m
 BY_DOCSTRINGS = (ROOT / "docs" / "api-reference.md").read_text()
 PICTURES = {  # the command that makes a picture, by the beginning of its name
     "page": "SPECSIM_PICTURES=docs/pictures pytest property_tests/cli/test_page_in_a_browser.py",
-    "worked-tree": "python -m specsim.report.worked_tree docs/pictures/worked-tree.svg",
+    "worked-tree": "python -m property_tests.support.worked_tree docs/pictures/worked-tree.svg",
 }
 
 

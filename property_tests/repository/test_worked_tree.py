@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from property_tests.support.worked_tree.__main__ import main
+from property_tests.support.worked_tree.example import PAGE, example_of, run_blocks
+from property_tests.support.worked_tree.picture import DARK, LIGHT, picture_of
 from specsim import reference
 from specsim.errors import UsageError
-from specsim.report.worked_tree.__main__ import main
-from specsim.report.worked_tree.example import PAGE, example_of, run_blocks
-from specsim.report.worked_tree.picture import DARK, LIGHT, picture_of
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "worked-tree.svg"
-COMMAND = "python -m specsim.report.worked_tree docs/pictures/worked-tree.svg"
+COMMAND = "python -m property_tests.support.worked_tree docs/pictures/worked-tree.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 
 

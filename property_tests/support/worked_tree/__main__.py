@@ -1,6 +1,6 @@
 """Draw the worked tree of docs/reference.md.
 
-python -m specsim.report.worked_tree [FILE]
+python -m property_tests.support.worked_tree [FILE]
 
 Without FILE the picture goes to standard output.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from property_tests.support.worked_tree.example import PAGE, example_of
+from property_tests.support.worked_tree.picture import picture_of
 from specsim.errors import UsageError
 from specsim.files import write_text
-from specsim.report.worked_tree.example import PAGE, example_of
-from specsim.report.worked_tree.picture import picture_of
 
 
 def main(arguments: list[str]) -> int:
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
-        print("usage: python -m specsim.report.worked_tree [FILE]", file=sys.stderr)
+        print("usage: python -m property_tests.support.worked_tree [FILE]", file=sys.stderr)
         return 2
     try:
         svg = picture_of(example_of(PAGE))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from xml.sax.saxutils import escape, quoteattr
 
-from specsim.report.worked_tree.example import Candidate, Example, Walk
+from property_tests.support.worked_tree.example import Candidate, Example, Walk
 
 WIDTH = 720  # units of the drawing; shown 900 pixels wide where there is room
 SHOWN_WIDTH = 900
