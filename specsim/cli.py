@@ -89,9 +89,6 @@ def replay(
     html: Annotated[
         Path | None, output_file("--html", metavar="OUT", help="Write a page that goes through the events: one file.")
     ] = None,
-    perfetto: Annotated[
-        Path | None, output_file("--perfetto", metavar="OUT", help="Write a trace that Perfetto opens.")
-    ] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write what it showed to this file.")] = None,
     trust: TrustOption = False,
     seed: NoSeedOption = "0",
@@ -107,7 +104,7 @@ def replay(
     or the target does not run it, 3 when it is reproduced but not bit for bit.
     """
     from specsim import replay_file
-    from specsim.commands.pages import write_pages
+    from specsim.commands.pages import write_page
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
     from specsim.report.terminal import print_replay
@@ -123,15 +120,16 @@ def replay(
         announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
         note_stale(file, stored)
     hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
-    record = html is not None or perfetto is not None
     request = replaying.request_of(stored, text, open_cache(cache_dir).folder, hang_seconds, device=device)
-    answer = replaying.replay_twice(request, file) if verify else replaying.replay(request, file, record=record)
+    answer = (
+        replaying.replay_twice(request, file) if verify else replaying.replay(request, file, record=html is not None)
+    )
     exit_code = print_replay(stored, text, answer, verified=verify)
-    if record and answer.get("judged", True):
+    if html is not None and answer.get("judged", True):
         recorded = replaying.replay(request, file, record=True) if verify else answer
-        write_pages(stored, file, recorded, text, cache_dir, html, perfetto)
-    elif record:
-        typer.echo("specsim: nothing was replayed: there is no page and no trace of it.", err=True)
+        write_page(stored, file, recorded, text, cache_dir, html)
+    elif html is not None:
+        typer.echo("specsim: nothing was replayed: there is no page of it.", err=True)
     if json_file is not None:
         shown = {name: value for name, value in answer.items() if name not in ("event", "recording")}
         save_json(json_file, {"format": REPLAYED, "file": str(file), "target": text, "exit_code": exit_code, **shown})

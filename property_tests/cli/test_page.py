@@ -33,7 +33,7 @@ from property_tests.support.pages import (
 from specsim import replay_file
 from specsim.choices.chooser import replayed
 from specsim.cli import main
-from specsim.commands.pages import write_pages
+from specsim.commands.pages import write_page
 from specsim.commands.source_lines import LINES_MAX, source_of
 from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS
@@ -43,7 +43,6 @@ from specsim.replay_file import WorkerReplay
 from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
-from specsim.report.perfetto import trace_of
 from specsim.tiers.accounting.page import links_of
 from specsim.tiers.accounting.recording import RecordingEngine, recording_engine
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule
@@ -61,19 +60,18 @@ HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}
 
 @dataclasses.dataclass
 class Made:
-    """What one `specsim replay --html --perfetto` left."""
+    """What one `specsim replay --html` left."""
 
     printed: str
     html: str
     payload: dict[str, Any]
-    trace: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def made() -> Made:
     folder, printed = page_of_fixture()
     html = (folder / "out.html").read_text(encoding="utf-8")
-    return Made(printed, html, payload_in(html), json.loads((folder / "out.json").read_text()))
+    return Made(printed, html, payload_in(html))
 
 
 # The recording
@@ -394,68 +392,6 @@ def test_the_page_of_a_probe_has_what_was_handed_on() -> None:
         assert text in html
 
 
-# Perfetto
-
-
-def test_every_arrow_of_the_trace_begins_and_ends_in_a_slice(made: Made) -> None:
-    slices = [e for e in made.trace["traceEvents"] if e["ph"] == "X"]
-    arrows = [e for e in made.trace["traceEvents"] if e["ph"] in "stf"]
-    for arrow in arrows:
-        inside = [
-            s
-            for s in slices
-            if (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"]) and s["ts"] <= arrow["ts"] <= s["ts"] + s["dur"]
-        ]
-        assert len(inside) == 1
-    by_id: dict[int, list[str]] = {}
-    for arrow in arrows:
-        by_id.setdefault(arrow["id"], []).append(arrow["ph"])
-    assert sorted("".join(phases) for phases in by_id.values()) == ["sf", "sf", "stf"]
-
-
-def test_slices_of_a_thread_do_not_overlap(made: Made) -> None:
-    ends: dict[tuple[int, int], float] = {}
-    for event in made.trace["traceEvents"]:
-        if event["ph"] == "X":
-            thread = (event["pid"], event["tid"])
-            assert event["ts"] >= ends.get(thread, 0)
-            ends[thread] = event["ts"] + event["dur"]
-
-
-def test_the_trace_has_a_slice_for_each_event_and_names_for_all_threads(made: Made) -> None:
-    events = made.trace["traceEvents"]
-    named = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert named == {"host", "device", "r0", "r1"}
-    assert [e["name"] for e in events if e["ph"] == "X" and e["pid"] == 1] == [
-        f"{e['event']} {e['who']}".strip() for e in made.payload["events"]
-    ]
-    assert [e["name"] for e in events if e["ph"] == "i"] == ["stale-result (I32)"]
-
-
-def test_the_trace_of_a_finding_without_events_is_its_call() -> None:
-    payload = payload_of(op_replay(), op_answer(), HERE)
-    events = trace_of(payload)["traceEvents"]
-    (call,) = (event for event in events if event["ph"] == "X")
-    assert call["args"]["Sizes"] == dict(payload["tables"]["Sizes"])
-    assert [event["name"] for event in events if event["ph"] == "i"] == [v["rule_label"] for v in payload["violations"]]
-
-
-def test_a_request_that_a_schedule_does_not_come_to_has_no_slice(made: Made) -> None:
-    waiting = {**made.payload, "requests": [*made.payload["requests"], "r9"]}
-    assert trace_of(waiting)["traceEvents"]
-
-
-def test_the_counters_of_the_trace_add_up_to_the_pool(made: Made) -> None:
-    values: dict[str, dict[str, int]] = {}
-    at: int | None = None
-    for event in [e for e in made.trace["traceEvents"] if e["ph"] == "C"]:
-        if at is not None and event["ts"] != at and {"slots of", "free slots"} <= set(values):
-            assert sum(values["slots of"].values()) + values["free slots"]["slots"] == made.payload["pool_slots"]
-        at = event["ts"]
-        values[event["name"]] = event["args"]
-    assert at is not None
-
-
 # The commands
 
 
@@ -475,7 +411,7 @@ def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch:
     request = Request(**of_it, seconds=20.0, hang_seconds=20.0)
     ops_answers.replay(request, Replay(file=str(file), record=True), Heard())  # type: ignore[arg-type]
     out = tmp_path / "out.html"
-    write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), target, tmp_path, out, None)
+    write_page(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), target, tmp_path, out)
     payload = payload_in(out.read_text())
     assert (payload["kind"], payload["finding"]["severity"]) == ("case", "wrong-result")
     assert payload["command"].endswith(f"--target {target}")
@@ -488,7 +424,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    for option, output in (("--html", "."), ("--html", "file/out.html"), ("--perfetto", "file/x/out.json")):
+    for option, output in (("--html", "."), ("--html", "file/out.html")):
         with pytest.raises(SystemExit, match="2"):
             main(["replay", str(FIXTURE), option, str(tmp_path / output)])
         said = capsys.readouterr()

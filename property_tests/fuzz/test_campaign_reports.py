@@ -1,4 +1,4 @@
-"""A campaign is seen as it is: on its page, by Prometheus, and in lines for Tyche."""
+"""A campaign is seen as it is: on its page, and by Prometheus."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,13 +21,11 @@ from property_tests.support.pages import HOSTILE
 from specsim.cli import main
 from specsim.commands import campaign_pages
 from specsim.commands.campaign_pages import pair_of, pairs_of_the_model
-from specsim.commands.fuzz import _watchers
 from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
 from specsim.fuzz.batch import run_batch_here
 from specsim.fuzz.merged import merged
 from specsim.fuzz.metrics import CONTENT_TYPE, Counts, Served, serve, text_of
-from specsim.fuzz.observability import Observations, observations_of
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult, Found
 from specsim.report.campaign import shade
@@ -407,90 +402,3 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(served: Served) -> None
 def test_a_port_in_use_is_one_sentence(served: Served) -> None:
     with pytest.raises(UsageError, match=rf"--metrics-port {served.port} of 127.0.0.1 cannot be had \(something else"):
         serve(served.port)
-
-
-# Lines for Tyche
-
-TEXT, NUMBER, OBJECT = {"type": "string"}, {"type": "number"}, {"type": "object"}
-OF_ALL = {"property": TEXT, "run_start": NUMBER}
-TEST_CASE = {
-    "type": {"const": "test_case"},
-    "status": {"enum": ["passed", "failed", "gave_up"]},
-    "status_reason": TEXT,
-    "representation": TEXT,
-    "arguments": OBJECT,
-    "how_generated": {"type": ["string", "null"]},
-    "features": OBJECT,
-    "coverage": {"type": ["object", "null"]},
-    "timing": {"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
-    "metadata": OBJECT,
-    **OF_ALL,
-}
-MESSAGE = {
-    "type": {"enum": ["info", "alert", "error"]},
-    "title": TEXT,
-    "content": {"type": ["string", "object"]},
-    **OF_ALL,
-}
-
-
-def exactly(keys: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
-
-
-SCHEMA = jsonschema.Draft202012Validator({"oneOf": [exactly(TEST_CASE), exactly(MESSAGE)]})
-"""What Hypothesis' documentation says of a line, in words of its own: schema_observations.json."""
-
-
-def test_every_run_is_a_line_that_tyche_reads(tmp_path: Path) -> None:
-    batch = Batch(1, 0, 4, 40, 12, "model", "accounting", "any", "swarm", observe=True)
-    result = run_batch_here(ModelTarget(), batch, "1.0")
-    file = Observations.open(tmp_path / "lines" / "o.jsonl", 17.5)
-    file.take(result)
-    file.close()
-    lines = [json.loads(line) for line in (tmp_path / "lines" / "o.jsonl").read_text().splitlines()]
-    for line in lines:
-        SCHEMA.validate(line)
-    assert [line["metadata"]["run"] for line in lines] == list(range(40, 52))
-    assert sum(line["status"] == "passed" for line in lines) == result.runs
-    assert sum(line["status"] == "gave_up" for line in lines) == sum(result.refused.values())
-    assert sum(line["features"].get("events", 0) for line in lines) == result.events
-    assert {line["property"] for line in lines} == {"model / accounting / any"}
-    assert {line["run_start"] for line in lines} == {17.5}
-
-
-def test_observing_changes_nothing_and_costs_nothing_when_it_is_off() -> None:
-    batches = [Batch(1, 0, 4, 40, 8, "model", "accounting", "any", "swarm", observe=o) for o in (False, True)]
-    plain, observed = [run_batch_here(ModelTarget(), batch, "") for batch in batches]
-    assert plain.observed == ()
-    assert (plain.runs, plain.events, plain.features) == (observed.runs, observed.events, observed.features)
-
-
-def test_other_tiers_findings_and_deaths_are_lines_too() -> None:
-    lines = list(observations_of(result_of(0, findings=[found(3, "{}")], ended="killed by SIGKILL"), 1.0))
-    for line in lines:
-        SCHEMA.validate(line)
-    assert [line["type"] for line in lines] == ["test_case", "info", "error"]
-    assert lines[0]["status_reason"] == SIGNATURE
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_ends_the_lines_and_not_the_campaign(tmp_path: Path) -> None:
-    said: list[str] = []
-    line = cast("Any", SimpleNamespace(say=said.append))
-    with Store.open(tmp_path / "a.db", campaign=3) as store, ExitStack() as stack:
-        watchers = _watchers(stack, store, cast("Any", SimpleNamespace(width=1)), 0, Path("/dev/full"), line)
-        for number in range(3):
-            store.add(result_of(number))
-            for watcher in [*watchers]:
-                watcher(result_of(number))
-        assert len(watchers) == 1
-    (served, full) = said
-    why = "--observe /dev/full cannot be written (No space left on device)"
-    assert served.startswith("numbers for Prometheus: http://127.0.0.1:")
-    assert full == f"specsim: {why}: no more lines are written."
-
-
-def test_a_file_of_lines_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--observe .* cannot be written"):
-        Observations.open(tmp_path, 0.0)

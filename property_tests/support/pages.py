@@ -31,12 +31,12 @@ HOSTILE = (
 
 @cache
 def page_of_fixture() -> tuple[Path, str]:
-    """What `specsim replay --html --perfetto` makes of the fixture: a folder with out.html and out.json, and what it
-    printed. Made once a process.
+    """What `specsim replay --html` makes of the fixture: a folder with out.html, and what it printed. Made once a
+    process.
     """
     folder = Path(tempfile.mkdtemp(prefix="specsim-page-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    ended = specsim(folder, "replay", str(FIXTURE), "--html", "out.html", "--perfetto", "out.json")
+    ended = specsim(folder, "replay", str(FIXTURE), "--html", "out.html")
     assert ended.returncode == 1, ended.stderr
     return folder, ended.stdout
 

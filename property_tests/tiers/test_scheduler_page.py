@@ -16,7 +16,6 @@ from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.replay_file import SchedulerReplay
 from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.render import html_of
-from specsim.report.perfetto import trace_of
 from specsim.rules.table import BY_ID, CHECKS
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler.answers import answer_of, case_of
@@ -230,16 +229,6 @@ def test_the_same_is_there_as_text(race: tuple[SchedulerReplay, dict[str, Any]])
     (text,) = re.findall(r"<pre.*?>(.*?)</pre>", html_of(payload), re.DOTALL)
     assert len(re.findall("^  |^<strong>  ", text, re.MULTILINE)) == len(payload["boxes"])
     assert text.count("<strong>") == 2
-
-
-def test_perfetto_gets_a_slice_for_each_box(race: tuple[SchedulerReplay, dict[str, Any]]) -> None:
-    payload = payload_of(*race, HERE)
-    trace = trace_of(payload)["traceEvents"]
-    names = [event["args"]["name"] for event in trace if event["ph"] == "M" and event["name"] == "thread_name"]
-    assert names[:3] == payload["lanes"]
-    slices = [event for event in trace if event["ph"] == "X" and event["pid"] == 1]
-    assert len(slices) == len(payload["boxes"])
-    assert json.dumps(trace)
 
 
 def test_what_was_not_recorded_has_a_page_of_its_launches(race: tuple[SchedulerReplay, dict[str, Any]]) -> None:

@@ -90,10 +90,6 @@ def fuzz(
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve numbers for Prometheus on this port of the loopback.")
     ] = None,
-    observe: Annotated[
-        Path | None,
-        output_file("--observe", metavar="FILE.jsonl", help="Append a line for each run, as Tyche reads them."),
-    ] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write what this part did to this file.")] = None,
     trust: TrustOption = False,
     hang_seconds: HangOption = 20.0,
@@ -133,7 +129,7 @@ def fuzz(
         seconds = budget_seconds or (NIGHTLY_SECONDS if nightly else math.inf)
         campaign = _Campaign(store, plan, shard_number, width, seconds, out, hang_seconds, cache, unavailable)
         campaign.on_cluster(ray, jobs != "auto", cache_dir)
-        raise typer.Exit(campaign.run(nightly, metrics_port, observe, json_file))
+        raise typer.Exit(campaign.run(nightly, metrics_port, json_file))
 
 
 def shard_of(text: str) -> int:
@@ -270,7 +266,6 @@ class _Campaign:
         self,
         nightly: bool,
         metrics_port: int | None,
-        observe: Path | None,
         json_file: Path | None,
     ) -> int:
         """Run it, print and write what it did; returns the exit code."""
@@ -290,7 +285,7 @@ class _Campaign:
             pool = pool_of(
                 stack, self._jobs, address, beside, self._cache.folder, nodes_cache, self._hang_seconds, line.say
             )
-            watchers = _watchers(stack, self._store, pool, metrics_port, observe, line)
+            watchers = _watchers(stack, self._store, pool, metrics_port, line)
             for text, why in self._unavailable.items():
                 line.say(f"specsim: {text} is left out ({why}).")
             self._ask_other_versions(line, until)
@@ -315,7 +310,6 @@ class _Campaign:
                 on_stop=lambda text: line.say(f"specsim: {text}."),
                 prepare=lambda batch: replace(
                     batch,
-                    observe=observe is not None,
                     device="cuda" if address is not None and TIERS[batch.tier].has_device else "cpu",
                 ),
             )
@@ -488,9 +482,7 @@ def _missed_canaries() -> list[str]:
     return [hunted.mutant.id for hunted in sing() if not hunted.found]
 
 
-def _watchers(
-    stack: ExitStack, store: Store, pool: Pool, metrics_port: int | None, observe: Path | None, line: Line
-) -> list[Any]:
+def _watchers(stack: ExitStack, store: Store, pool: Pool, metrics_port: int | None, line: Line) -> list[Any]:
     """What is told of each result beside the live line: functions of one."""
     found: list[Any] = []
     now = time.time()
@@ -511,18 +503,4 @@ def _watchers(
             served.show(text_of(counts))
 
         found.append(count)
-    if observe is not None:
-        from specsim.fuzz.observability import Observations
-
-        observations = Observations.open(observe, now)
-        stack.callback(observations.close)
-
-        def note(result: BatchResult) -> None:
-            try:
-                observations.take(result)
-            except UsageError as error:  # a full disk ends the lines, not the campaign
-                line.say(f"specsim: {error.problem}: no more lines are written.")
-                found.remove(note)
-
-        found.append(note)
     return found

@@ -106,7 +106,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
             _flag("again", "--again"),
             (
                 *("resume", "jobs", "ray", "shard", "budget_seconds"),
-                *("metrics_port", "observe"),
+                "metrics_port",
             ),
             "one run is made again, and nothing else",
         ),

@@ -1,8 +1,7 @@
-"""Pages of findings: what `specsim replay --html` and `--perfetto` write, and `specsim report`."""
+"""Pages of findings: what `specsim replay --html` writes, and `specsim report`."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,26 +28,14 @@ if TYPE_CHECKING:
 REMEDY = "give the folder that `specsim check --out DIR` filled, or the file that its --json wrote"
 
 
-def write_pages(
-    stored: Replay,
-    file: Path,
-    answer: Mapping[str, Any],
-    target: str,
-    cache_dir: Path | None,
-    html: Path | None,
-    perfetto: Path | None,
+def write_page(
+    stored: Replay, file: Path, answer: Mapping[str, Any], target: str, cache_dir: Path | None, html: Path
 ) -> None:
-    """Write the page and the trace of a replay; says where."""
+    """Write the page of a replay; says where."""
     from specsim.report.page.render import html_of
-    from specsim.report.perfetto import trace_of
 
-    payload = payload_of(stored, file, answer, target, cache_dir)
-    if html is not None:
-        save_text(html, html_of(payload))
-        typer.echo(f"page: {html}")
-    if perfetto is not None:
-        save_text(perfetto, json.dumps(trace_of(payload)) + "\n")
-        typer.echo(f"trace: {perfetto}, for https://ui.perfetto.dev")
+    save_text(html, html_of(payload_of(stored, file, answer, target, cache_dir)))
+    typer.echo(f"page: {html}")
 
 
 def payload_of(

@@ -24,10 +24,9 @@ from specsim.engine.observer import Violation
 from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.fuzz.batches import seed_of
-from specsim.fuzz.observability import observed_run
 from specsim.fuzz.reached import Reached
 from specsim.fuzz.scenario_families import FAMILIES
-from specsim.fuzz.work import Batch, BatchResult, Found, Observed
+from specsim.fuzz.work import Batch, BatchResult, Found
 from specsim.replay_file import Replay, to_text
 from specsim.tiers.accounting.answers import Origin, finding_of, title_of
 from specsim.tiers.accounting.answers import failure_of as process_failure_of
@@ -136,16 +135,11 @@ def run_batch_here(
     refused: dict[str, int] = {}
     reached = Reached()
     hits: dict[str, _Hits] = {}
-    observed: list[Observed] = []
-    last = started
     runs = events = 0
     ended = ""
     ends = min(started + seconds, deadline.at)
     ends_to_shrink = min(ends, deadline.at - min(SHRINK_SECONDS, SHRINK_SHARE * deadline.left))
     for index, schedule in runs_of(target, batch, refused, on_run):
-        if batch.observe:
-            last, before = time.monotonic(), last
-            observed.append(observed_run(index, schedule, last - before))
         if schedule is not None:
             runs += 1
             events += len(schedule.run.log)
@@ -185,7 +179,6 @@ def run_batch_here(
         features=dict(reached.features),
         findings=tuple(findings),
         ended=ended,
-        observed=tuple(observed),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from specsim.fuzz.work import Batch, BatchResult, Found, Observed
+from specsim.fuzz.work import Batch, BatchResult, Found
 from specsim.isolation.messages import OF_EVERY_CHILD, Message
 
 
@@ -119,6 +119,5 @@ def result_from_json(data: Mapping[str, Any]) -> BatchResult:
     made = {
         "batch": batch_from_json(data["batch"]),
         "findings": tuple(map(found_from_json, data["findings"])),
-        "observed": tuple(Observed(**{**run, "marks": tuple(run["marks"])}) for run in data["observed"]),
     }
     return BatchResult(**{**data, **made})

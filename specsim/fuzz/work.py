@@ -21,7 +21,6 @@ class Batch:
     `family`   the scenario family of the batch (`specsim.fuzz.scenario_families`), "" for tiers without schedules
     `strategy` one of `specsim.choices.search_strategies`; "" for tiers without schedules
     `known`    signatures that are not shrunk again
-    `observe`  whether `BatchResult.observed` lists each run
     `device`   of the ops tier: cpu or cuda
     """
 
@@ -35,7 +34,6 @@ class Batch:
     family: str = ""
     strategy: str = ""
     known: tuple[str, ...] = ()
-    observe: bool = False
     device: str = "cpu"
 
 
@@ -60,34 +58,12 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What one run was and did. `why` it was not checked, or what it broke: "" for a run that broke nothing.
-
-    `checked`   whether the target ran it
-    `seconds`   wall clock
-    `choices`   length of its tape
-    `scenario`  options of its configuration and counts of its workload, those that are on
-    `marks`     what it reached
-    """
-
-    index: int
-    checked: bool
-    why: str
-    seconds: float
-    events: int = 0
-    choices: int = 0
-    scenario: dict[str, int] = field(default_factory=dict)
-    marks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class BatchResult:
     """What became of a batch.
 
     `version`    the target's version, commit or content hash; what a finding was first and last seen on
     `runs`       runs that were checked; `refused` those that were not, by the reason
     `features`   runs that reached each pair, mark or rule: "pair:...", "mark:...", "rule:..."
-    `observed`   each run, when the batch asks for it
     `ended`      how the process ended when it did not come to its end, "" when it did; that costs one run
     """
 
@@ -101,4 +77,3 @@ class BatchResult:
     features: dict[str, int] = field(default_factory=dict)
     findings: tuple[Found, ...] = ()
     ended: str = ""
-    observed: tuple[Observed, ...] = ()

@@ -141,8 +141,8 @@ TEXTS = (
     "x" * 100_000,
     "[bold]x[/]",
 )
-_PATH_OPTIONS = {"--out", "--json", "--write", "--pin", "--junit", "--sarif", "--html", "--perfetto", "--data"}
-_PATH_OPTIONS |= {"--store", "--observe", "--repo", "--cache-dir", "--campaign"}
+_PATH_OPTIONS = {"--out", "--json", "--write", "--pin", "--junit", "--sarif", "--html", "--data"}
+_PATH_OPTIONS |= {"--store", "--repo", "--cache-dir", "--campaign"}
 _TARGET_OPTIONS = {"--target", "--provider", "--kernels", "--baseline", "--fetch", "--good", "--bad"}
 _READ_OPTIONS = {"--data", "--campaign", "--repo", "--baseline"}  # they name what is read
 MINE = """

@@ -64,7 +64,6 @@ def _command(random_: random.Random, what: str) -> Attack:
     replays = (
         ("replay", file, *target, *BRIEF),
         ("replay", file, "--html", "page.html", *target, *BRIEF),
-        ("replay", file, "--perfetto", "trace.json", *BRIEF),
         ("replay", file, "--json", "shown.json", *target, *BRIEF),
         ("replay", file, "--verify", *BRIEF),
         ("replay", file, "--bisect-run", *BRIEF),
