@@ -24,9 +24,6 @@ from specsim.commands.options import (
     CacheOption,
     DeviceOption,
     HangOption,
-    NoBudgetOption,
-    NoSeedOption,
-    accept_seed,
     one_of,
     say,
     tell,
@@ -91,7 +88,6 @@ def replay(
     ] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write what it showed to this file.")] = None,
     trust: TrustOption = False,
-    seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None,
         typer.Option("--budget-seconds", min=1.0, max=SECONDS_MAX, help="A case that takes longer counts as hung."),
@@ -116,7 +112,6 @@ def replay(
         if device is not None and not stored.device:
             raise UsageError(f"--device with a finding of the {stored.tier} tier", "it has no device: leave it out")
         text = parse_target(target or stored.target).text
-        accept_seed(seed)
         announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
         note_stale(file, stored)
     hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
@@ -158,7 +153,6 @@ def report(
     ] = Path(),
     json_file: Annotated[Path | None, output_file("--json", help="Write what the index lists to this file.")] = None,
     trust: TrustOption = False,
-    seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None,
         typer.Option(
@@ -172,7 +166,6 @@ def report(
 
     With --campaign a page of what stores of `specsim fuzz` hold; nothing is replayed.
     """
-    accept_seed(seed)
     if campaign:
         from specsim.commands.campaign_pages import write_campaign
 
@@ -219,14 +212,11 @@ def targets(
         Path | None,
         output_file("--write", help="Add the releases to this data file of known functions."),
     ] = None,
-    seed: NoSeedOption = "0",
-    budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
     """What can be tested here, at which tier, and why the rest cannot. With TARGET: what of it can be lifted, what
     drifted, and what a maintainer has to add; exit code 1 when something has to be added.
     """
-    accept_seed(seed)
     if target:
         from specsim.commands.matrix import survey
 
@@ -277,7 +267,6 @@ def bench(
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", max=SECONDS_MAX, help="End after them, with what was measured.")
     ] = None,
-    seed: NoSeedOption = "0",
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
@@ -293,7 +282,6 @@ def bench(
     one_of("--device", device, ("auto", "cpu", "cuda"))
     one_of("NAME", name, tuple(BENCHMARKS))
     one_of("--worker", worker, ("fake", "release"))
-    accept_seed(seed)
     for option, value, of in (
         ("--only", only, ("kernels", "planted")),
         ("--peer", peer, ("kernels",)),

@@ -85,17 +85,15 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_takes_json_seed_and_budget_and_says_what_they_do(name: str) -> None:
+def test_every_command_takes_json_and_says_what_it_does(name: str) -> None:
     options = {text: option for option in COMMANDS[name].params for text in option.opts}
-    for wanted in ("--json", "--seed", "--budget-seconds"):
-        assert wanted in options, wanted
-        assert options[wanted].help
+    assert options["--json"].help
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_time_is_longer_than_the_system_can_wait(name: str) -> None:
     times = [option for option in COMMANDS[name].params if {"--budget-seconds", "--hang-seconds"} & {*option.opts}]
-    assert {option.max for option in times} == {SECONDS_MAX}
+    assert {option.max for option in times} <= {SECONDS_MAX}
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e30"])
@@ -113,15 +111,13 @@ def test_a_time_without_end_is_refused(option: str, seconds: str, capsys: pytest
     "arguments",
     [["doctor"], ["pin", "x.json"], ["targets"], ["dev", "compile"], ["explore"], ["template", "build_tree"]],
 )
-def test_a_seed_is_a_number_or_a_commit_hash_where_nothing_is_drawn_too(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_is_refused_where_nothing_is_drawn(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     from specsim.cli import main
 
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--seed", "not-a-seed"])
+        main([*arguments, "--seed", "1"])
     assert ended.value.code == 2
-    assert "--seed 'not-a-seed' is neither a number" in capsys.readouterr().err
+    assert "No such option: --seed" in capsys.readouterr().err
 
 
 def test_the_shell_completes_commands(tmp_path: Path) -> None:

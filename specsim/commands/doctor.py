@@ -19,7 +19,7 @@ import typer
 
 from specsim import DISTRIBUTION
 from specsim.commands.invocation import output_file
-from specsim.commands.options import CacheOption, NoBudgetOption, NoSeedOption, accept_seed
+from specsim.commands.options import CacheOption
 from specsim.files import save_json
 from specsim.verdict import PASS, USAGE
 
@@ -69,8 +69,6 @@ class Working:
 
 def doctor(
     json_file: Annotated[Path | None, output_file("--json", help="Write what it says to this file.")] = None,
-    seed: NoSeedOption = "0",
-    budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
     """Say what is installed here, which tiers and devices work, and what adds each missing piece. Exit code 2 when
@@ -79,7 +77,6 @@ def doctor(
     from specsim.lifting.cache import open_cache
     from specsim.report.terminal import print_doctor
 
-    accept_seed(seed)
     cache = open_cache(cache_dir)
     imported, problem = probe()
     pieces = [*_python(imported, problem), *_programs(), *_gpu(imported), *_cached(cache)]

@@ -9,7 +9,6 @@ import typer
 
 from specsim import replay_file
 from specsim.commands.invocation import output_file
-from specsim.commands.options import NoBudgetOption, NoSeedOption, accept_seed
 from specsim.files import save_json
 
 
@@ -22,8 +21,6 @@ def explain(
         ),
     ],
     json_file: Annotated[Path | None, output_file("--json", help="Write the same to this file.")] = None,
-    seed: NoSeedOption = "0",
-    budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Say what a rule or a finding means, why it matters, which releases have it, and how to see or ignore it."""
     from specsim.commands.suites import FIXTURES
@@ -31,7 +28,6 @@ def explain(
     from specsim.findings.explain import fixtures_of, own_findings
     from specsim.report.explain import print_explained
 
-    accept_seed(seed)
     own = own_findings(replay_file.FINDINGS)
     if Path(name).is_file():
         stored = replay_file.load(Path(name))

@@ -16,8 +16,6 @@ from specsim.commands.options import (
     HangOption,
     KeepEnvironmentOption,
     MemoryOption,
-    NoSeedOption,
-    accept_seed,
     one_of,
 )
 from specsim.deadline import SPENT, Deadline
@@ -62,7 +60,6 @@ def lossless(
         float | None,
         typer.Option("--budget-seconds", min=1.0, max=SECONDS_MAX, help="Begin no further row after them."),
     ] = None,
-    seed: NoSeedOption = "0",
     hang_seconds: HangOption = 20.0,
     _memory: MemoryOption = None,
     _kept: KeepEnvironmentOption = None,
@@ -79,7 +76,6 @@ def lossless(
     from specsim.report.terminal import print_lossless
     from specsim.tiers.scheduler.lossless import DRAFTS
 
-    accept_seed(seed)
     one_of("--drafts", drafts, tuple(DRAFTS))
     if mutant:
         from specsim.engines.sglang.scheduler.planted import planted

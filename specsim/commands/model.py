@@ -15,10 +15,7 @@ from specsim.commands.invocation import output_file
 from specsim.commands.options import (
     SECONDS_MAX,
     CacheOption,
-    NoBudgetOption,
-    NoSeedOption,
     SeedOption,
-    accept_seed,
     one_of,
 )
 from specsim.deadline import Deadline
@@ -189,7 +186,6 @@ def explore(
     states: Annotated[int, typer.Option(min=1, help="States (stateless: schedules) after which to stop.")] = 2_000_000,
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
     json_file: Annotated[Path | None, output_file("--json", help="Write the counts to this file.")] = None,
-    seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None,
         typer.Option("--budget-seconds", min=0.1, max=SECONDS_MAX, help="Stop after them, with what was counted."),
@@ -198,7 +194,6 @@ def explore(
     """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states. An
     interrupt prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
     """
-    accept_seed(seed)
     from specsim.selfcheck.mutation import apply, find
 
     if mutant:  # before the modules of the simulator are loaded
@@ -253,14 +248,11 @@ def explore(
 
 def compile_simulator(
     json_file: Annotated[Path | None, output_file("--json", help="Write where it is to this file.")] = None,
-    seed: NoSeedOption = "0",
-    budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
     """Compile the simulator's step loop into the cache: the same digests, several times as fast. SPECSIM_COMPILED=0
     turns it off.
     """
-    accept_seed(seed)
     from specsim.compiled.build import build, find_build
     from specsim.lifting.cache import open_cache
 

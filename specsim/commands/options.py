@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from specsim.choices.seeds import parse_seed
 from specsim.errors import UsageError, did_you_mean
 from specsim.isolation import environment, limits
 from specsim.report.page.plain import visible
@@ -20,13 +19,6 @@ CacheOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
 SeedOption = Annotated[str, typer.Option("--seed", help="A number or a commit hash.")]
-NoSeedOption = Annotated[
-    str, typer.Option("--seed", hidden=True, help="Accepted, as by every command: nothing here is drawn.")
-]
-NoBudgetOption = Annotated[
-    float | None,
-    typer.Option("--budget-seconds", hidden=True, min=0.0, max=SECONDS_MAX, help="Accepted, as by every command."),
-]
 HangOption = Annotated[
     float, typer.Option(min=1.0, max=SECONDS_MAX, help="Seconds after which a call or schedule counts as hung.")
 ]
@@ -72,11 +64,6 @@ def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
         near = did_you_mean(value, allowed)
         listed = f"allowed: {', '.join(allowed)}"
         raise UsageError(f"{option} {value!r} is unknown", f"{near} A{listed[1:]}" if near else listed)
-
-
-def accept_seed(seed: str) -> None:
-    """Refuse what is no seed, where nothing is drawn from it too."""
-    parse_seed(seed)
 
 
 def tell(text: str, *, err: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specsim.commands.invocation import output_file, output_folder
-from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption, NoBudgetOption, NoSeedOption, accept_seed
+from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption
 from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.files import save_json, write_text
@@ -26,11 +26,8 @@ def pin(
     still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
     json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
     trust: TrustOption = False,
-    seed: NoSeedOption = "0",
-    budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Write a pytest that replays a finding and asserts that it is gone."""
-    accept_seed(seed)
     from specsim import replay_file
     from specsim.engines.target import parse_target
     from specsim.findings import pin
@@ -53,7 +50,6 @@ def shrink(
     target: Annotated[str | None, typer.Option(help="Shrink it on this. Default: what it was found on.")] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write the file and its sizes to this file.")] = None,
     trust: TrustOption = False,
-    seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None,
         typer.Option("--budget-seconds", min=0.1, max=SECONDS_MAX, help="Keep what is smallest after them."),
@@ -69,7 +65,6 @@ def shrink(
     from specsim.tiers.replaying import Smaller, request_of
     from specsim.tiers.replaying import shrink as shrink_file
 
-    accept_seed(seed)
     stored = replay_file.load(file)
     size, unit = stored.size
     text = parse_target(target or stored.target).text

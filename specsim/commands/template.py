@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.commands.invocation import output_file
-from specsim.commands.options import NoBudgetOption, NoSeedOption, accept_seed
 from specsim.errors import UsageError, no_such
 from specsim.files import STANDARD_OUTPUT, save_json, save_text
 
@@ -34,13 +33,10 @@ def template(
     ] = None,
     out: Annotated[Path, output_file("--out", help="The file to write; it must not be there.")] = Path("provider.py"),
     json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
-    seed: NoSeedOption = "0",
-    budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Write an adapter of functions of your own: run it as it is, then put yours in the reference's place."""
     from specsim.contracts.registry import OPS
 
-    accept_seed(seed)
     if not operations:
         _print_list()
         return
