@@ -151,8 +151,8 @@ class VisibleOutputs(Check):
     def _penalties(self, run: Run, told: Told, tokens: list[int]) -> Iterator[Violation]:
         """Penalties that lag behind the answer allow its tokens. Do those that count all of it give them?"""
         exact = run.started.expected(told.turn, told.prompt)
-        place = next((i for i, (a, b) in enumerate(zip(tokens, exact, strict=False)) if a != b), -1)
-        if place >= 0:
+        place = _first_difference(tokens, exact)
+        if place < min(len(tokens), len(exact)):
             expected = f"token {exact[place]} at {place}, of penalties that count the {place} tokens before it"
             yield self.broken(f"{told.kind}:penalty", told.turn.rid, expected, f"token {tokens[place]}")
 

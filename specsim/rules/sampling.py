@@ -50,7 +50,7 @@ class PenalizedTokens(Check):
         for penalized, note in run.noted(Penalized):
             if not is_right(penalized):
                 added, scaled, may = penalized.added, penalized.scaled, penalized.may
-                count = penalized.verifications if is_penalized(penalized.wanted) else 0
+                count = penalized.verifications if penalized.wanted.are_some else 0
                 expected = f"penalties of its own tokens, {count} times, of {penalized.rid}"
                 actual = f"{added or scaled or 'none'}, not its own are {sorted({*added, *scaled} - may)}"
                 yield self.from_note(note, "verify", "", expected, actual)
@@ -62,17 +62,13 @@ def unpenalized(run: Run) -> set[str]:
     return {penalized.rid for penalized, _note in run.noted(Penalized) if not is_right(penalized)}
 
 
-def is_penalized(wanted: Penalties) -> bool:
-    return wanted != Penalties(0.0, 0.0, 1.0)
-
-
 def is_right(penalized: Penalized) -> bool:
     """Whether a request's penalties are those of its wish and of tokens that it may be penalized for."""
     added, scaled, wanted = penalized.added, penalized.scaled, penalized.wanted
     values = (*added.values(), *scaled.values())
     if wanted.frequency:
         is_as_wanted = not scaled and sum(values) == -wanted.frequency * penalized.verifications
-    elif is_penalized(wanted):
+    elif wanted.are_some:
         value = -wanted.presence or wanted.repetition
         is_as_wanted = set(values) == {value} and len(values) <= penalized.verifications and not (added and scaled)
     else:

@@ -27,7 +27,7 @@ class FreeSlot(Check):
             return
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
-        pools = run.started.pools()
+        pools = run.pools
         if pools.free_slots is not None and len(set(pools.free_slots)) < len(pools.free_slots):
             yield self.broken("free-list", "", "every slot once", "a slot twice in the free list")
         free, owned = set(pools.free_slots or ()), set[int]()
@@ -51,7 +51,7 @@ class SlotsAtRest(Check):
     )
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
-        pools = run.started.pools()
+        pools = run.pools
         sizes = [("slots", pools.total, pools.free + pools.cached)]
         if pools.window_total >= 0:
             sizes.append(("window-slots", pools.window_total, pools.window_free + pools.window_cached))
@@ -68,7 +68,7 @@ class RowOwner(Check):
     defects = (Lie("lost row", "pools", lambda pools: replace(pools, free_rows=pools.free_rows - 1)),)
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
-        pools = run.started.pools()
+        pools = run.pools
         if pools.free_rows != pools.rows:
             side = "lost" if pools.free_rows < pools.rows else "twice"
             yield self.broken(f"rows:{side}", "", f"{pools.rows} free", pools.free_rows)
@@ -84,7 +84,7 @@ class TreeContent(Check):
     defects = (Lie("cached content", "slot_content", lambda _content: 0),)
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
-        started, pools = run.started, run.started.pools()
+        started, pools = run.started, run.pools
         misplaced = set(pools.free_slots or ())
         for node in pools.nodes or ():
             start = len(node.tokens) - len(node.slots)

@@ -114,6 +114,10 @@ class Penalties(NamedTuple):
     presence: float
     repetition: float
 
+    @property
+    def are_some(self) -> bool:
+        return self != (0.0, 0.0, 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Penalized:

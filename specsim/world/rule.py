@@ -18,7 +18,7 @@ from specsim.world.scheduler import Noted
 
 if TYPE_CHECKING:
     from specsim.verdict import Rule
-    from specsim.world.scheduler import Answer, Facts, Setup, StartedScheduler, Turn
+    from specsim.world.scheduler import Answer, Facts, Pools, Setup, StartedScheduler, Turn
     from specsim.world.users import Moment, Users
 
 R = TypeVar("R")
@@ -78,13 +78,14 @@ class Run:
     users: Users
     error: Exception | None = None
 
-    @property
-    def setup(self) -> Setup:
-        return self.users.setup
-
     def noted(self, kind: type[R]) -> Iterator[tuple[R, Noted]]:
         """The records of a kind that the world noted while it ran, in their order."""
         return ((note.what, note) for note in self.started.seen.noted if isinstance(note.what, kind))
+
+    @cached_property
+    def pools(self) -> Pools:
+        """Of the scheduler at rest. An adapter walks the whole prefix cache for them."""
+        return self.started.pools()
 
     @cached_property
     def told(self) -> list[Told]:

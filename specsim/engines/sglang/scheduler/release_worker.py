@@ -27,7 +27,7 @@ from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import Row
 from specsim.engines.sglang.scheduler.configuration import TOY_LLAMA
 from specsim.engines.sglang.scheduler.modules import is_there, release_module
-from specsim.engines.sglang.scheduler.worker import Seat, count_feed, is_penalized, penalized
+from specsim.engines.sglang.scheduler.worker import Seat, count_feed, penalized, penalties_of
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
 from specsim.world.kv import UNWRITTEN, BadValue, Drafted, Ints, Reports, wrong_content
@@ -246,7 +246,7 @@ class ReleaseWorker:
                 scale = np.float32(wanted.repetition_penalty)
                 scaled = {token: float(scale) for token in differ if scale != 1 and after[token] == raw[token] / scale}
                 added = {token: float(after[token] - raw[token]) for token in differ if token not in scaled}
-                if added or scaled or is_penalized(seat.request):
+                if added or scaled or penalties_of(seat.request).are_some:
                     self.reports.add(penalized(seat, added, scaled))
 
     def _follow(self, predicts: list[int], accept_index: list[list[int]], accepted: Any) -> None:
@@ -263,12 +263,12 @@ class ReleaseWorker:
         expected = seat.prefixes.first(len(keys))
         if not (keys == expected).all():
             bad = int(np.argmax(keys != expected))
-            self._content(seat, "full", bad, int(row.slots[bad]), int(expected[bad]), int(keys[bad]))
+            self._content(seat, "full", bad, int(row.slots[bad]), int(keys[bad]))
             return
         for j in range(width):
             should = seat.prefixes.of(len(keys) + j + 1)
             if own[j] != should:
-                self._content(seat, "input", len(keys) + j, 0, should, own[j])
+                self._content(seat, "input", len(keys) + j, 0, own[j])
                 return
 
     def check_draft(
@@ -330,7 +330,7 @@ class ReleaseWorker:
         if seat.is_read:
             self.reports.add_first(seat.rid, name, BadValue(self.running.phase, seat.rid, name, value))
 
-    def _content(self, seat: Seat, pool: str, position: int, slot: int, expected: int, actual: int) -> None:
+    def _content(self, seat: Seat, pool: str, position: int, slot: int, actual: int) -> None:
         if seat.is_read:
             record = wrong_content(self.running.phase, pool, seat.rid, position, slot, actual)
             self.reports.add_first(seat.rid, "content", record)
@@ -353,7 +353,7 @@ class ReleaseWorker:
 
 def is_changed(request: Any) -> bool:
     """Whether something changes its logits."""
-    return bool(request.grammar is not None or request.sampling_params.logit_bias) or is_penalized(request)
+    return bool(request.grammar is not None or request.sampling_params.logit_bias) or penalties_of(request).are_some
 
 
 def _part(request: Any, position: int) -> str:

@@ -137,7 +137,7 @@ class _Penalties:
         given = batch.sampling_info
         self._additive, self._scaling = given.acc_additive_penalties, given.acc_scaling_penalties
         self.tensors = [tensor for tensor in (self._additive, self._scaling) if tensor is not None]
-        self._is_wanted = bool(self.tensors) or any(is_penalized(seat.request) for seat in seats)
+        self._is_wanted = bool(self.tensors) or any(penalties_of(seat.request).are_some for seat in seats)
         for seat in seats if self._is_wanted else ():
             count_feed(seat, fed)
 
@@ -155,15 +155,13 @@ def count_feed(seat: Seat, fed: dict[str, int]) -> None:
     seat.fed = fed[rid] = fed.get(rid, 0) + 1
 
 
-def is_penalized(request: Any) -> bool:
+def penalties_of(request: Any) -> Penalties:
     wanted = request.sampling_params
-    return bool(wanted.frequency_penalty or wanted.presence_penalty or wanted.repetition_penalty != 1.0)
+    return Penalties(wanted.frequency_penalty, wanted.presence_penalty, wanted.repetition_penalty)
 
 
 def penalized(seat: Seat, added: dict[int, float], scaled: dict[int, float]) -> Penalized:
-    wanted = seat.request.sampling_params
-    penalties = Penalties(wanted.frequency_penalty, wanted.presence_penalty, wanted.repetition_penalty)
-    return Penalized(seat.rid, penalties, seat.said, seat.fed, added, scaled)
+    return Penalized(seat.rid, penalties_of(seat.request), seat.said, seat.fed, added, scaled)
 
 
 def _unlike(access: Any, tensor: Any, at: int, neutral: float) -> dict[int, float]:
