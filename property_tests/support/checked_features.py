@@ -70,7 +70,7 @@ FEATURES = (
         accounting="draft pools",
         judged=("caller:MultiLayerEagleDraftWorker._draft_extend_for_prefill", "kernel:rotate_input_ids"),
     ),
-    Feature("draft steps that adapt", option="speculative_adaptive", accounting="adaptive steps"),
+    Feature("draft steps that adapt", option="speculative_adaptive", setup=("adaptive",), accounting="adaptive steps"),
     Feature("overlap", option="disable_overlap_schedule", setup=(ALWAYS,), accounting=ALWAYS),
     Feature("no overlap", option="disable_overlap_schedule", setup=("overlap",), accounting=ALWAYS),
     Feature(

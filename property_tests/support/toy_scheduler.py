@@ -184,7 +184,7 @@ class ToyScheduler:
                 stops = token == request.stop or _ends_in(request.outputs, request.stop_text)
                 stops = stops or tuple(request.outputs) == request.grammar
                 request.reason = "stop" if stops else "length" if len(request.outputs) >= request.answer else ""
-        if request.session:
+        if request.session and request.reason:
             self._sessions[request.session] = (*request.prompt, *request.outputs)
 
     @property
@@ -206,7 +206,7 @@ class ToyScheduler:
     def requests(self) -> Iterator[RequestState]:
         for r in self._requests.values():
             claimed = len(r.prompt) + len(r.outputs) - 1
-            yield RequestState(r.rid, r.prompt, tuple(r.outputs), r.reason, claimed, claimed, -1)
+            yield RequestState(r.rid, r.prompt, tuple(r.outputs), r.reason, claimed, claimed, -1, 0)
 
     def answers(self) -> Iterator[Answer]:
         for r in self._requests.values():

@@ -75,7 +75,7 @@ def _drawn(index: int) -> Workload:
 
 def test_a_session_may_claim_the_last_token_which_the_launch_in_flight_writes_and_a_request_may_not() -> None:
     def broken_by(committed: int, is_of_session: bool) -> list[str]:
-        state = RequestState("r", (1, 2), (3, 4), "length", committed, 8, -1)
+        state = RequestState("r", (1, 2), (3, 4), "length", committed, 8, -1, 0)
         return [violation.rule for violation in FinishedClaim(SETUPS[0], FACTS).claim(state, is_of_session)]
 
     assert [broken_by(claim, False) for claim in (3, 4)] == [[], [EXPECTED["claims too much"]]]

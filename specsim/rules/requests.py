@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specsim.verdict import Rule, Severity
-from specsim.world.rule import Check, Lie, Run, Violation
+from specsim.world.kv import BeyondRow
+from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
 from specsim.world.scheduler import Launch, RequestState, Seen
 from specsim.world.users import Moment
 
@@ -27,14 +28,24 @@ class LengthsInOrder(Check):
             "load",
             lambda load: replace(load, lengths=tuple((rid, 9, 1) for rid, _claimed, _has in load.lengths)),
         ),
+        notes("has more than its row", BeyondRow("0", 60, 83, 80)),
     )
 
     def while_running(self, moment: Moment) -> Iterator[Violation]:
         width = moment.load.row_width
         for rid, claimed, allocated in moment.load.lengths:
             if not 0 <= claimed <= allocated <= width and claimed != -1:
-                actual = f"{claimed} claimed, {allocated} allocated"
-                yield self.broken("running", rid, f"claimed <= allocated <= {width}", actual)
+                yield self._disorder(rid, claimed, allocated, width)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        yield from first_of_each(
+            self._disorder(found.rid, found.claimed, found.allocated, found.width, note.when)
+            for found, note in run.noted(BeyondRow)
+        )
+
+    def _disorder(self, rid: str, claimed: int, allocated: int, width: int, when: int = -1) -> Violation:
+        actual = f"{claimed} claimed, {allocated} allocated"
+        return self.broken("running", rid, f"claimed <= allocated <= {width}", actual, when=when)
 
 
 class FinishedClaim(Check):

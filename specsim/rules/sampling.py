@@ -57,6 +57,43 @@ class PenalizedTokens(Check):
                 return
 
 
+class PenaltiesAfterRetraction(Check):
+    """What a verification counts of a token, all later ones of the request count, too: a retraction changes nothing of
+    what it has said.
+    """
+
+    rule = Rule(
+        "I59",
+        "penalties-after-retraction",
+        "after a retraction penalties count what they counted before",
+        Severity.WRONG_RESULT,
+    )
+    defects = (
+        notes(
+            "counts less than before",
+            Penalized("0", Penalties(0.5, 0.0, 1.0), frozenset((1,)), 1, {1: -0.5}, {}),
+            Penalized("0", Penalties(0.5, 0.0, 1.0), frozenset((1,)), 0, {}, {}),
+        ),
+    )
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        most: dict[str, dict[int, float]] = {}
+        for penalized, note in run.noted(Penalized):
+            before, now = most.setdefault(penalized.rid, {}), amounts(penalized)
+            if less := [token for token, amount in before.items() if now.get(token, 0.0) < amount]:
+                text = f"penalties of {len(before)} tokens at least, of {penalized.rid}"
+                yield self.from_note(note, "verify", "", text, f"less of {len(less)} of them")
+                return
+            before |= now
+
+
+def amounts(penalized: Penalized) -> dict[int, float]:
+    """By token how much it is penalized."""
+    return {token: abs(value) for token, value in penalized.added.items()} | {
+        token: abs(value - 1) for token, value in penalized.scaled.items()
+    }
+
+
 def unpenalized(run: Run) -> set[str]:
     """Requests whose penalties were once not those of what they had said."""
     return {penalized.rid for penalized, _note in run.noted(Penalized) if not is_right(penalized)}

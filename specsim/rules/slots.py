@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specsim.verdict import Rule, Severity
-from specsim.world.kv import FreedTwice
+from specsim.world.kv import FreedTwice, NoSlot
 from specsim.world.ledger import Freed
-from specsim.world.rule import Check, Lie, Run, Violation, notes
+from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
 
 
 class FreeSlot(Check):
@@ -39,6 +39,26 @@ class FreeSlot(Check):
                 yield self.broken("tree-twice", "", "a slot once", f"slot {slot} at two places of the tree")
                 return
             owned.add(slot)
+
+
+class SlotsOfStep(Check):
+    """Drafts that will be rejected need a slot each, too: without one their KV goes to slot 0, with that of padding."""
+
+    rule = Rule(
+        "I07",
+        "slots-of-step",
+        "a device step finds slots for every position that it may touch",
+        Severity.UNDEFINED_BEHAVIOUR,
+    )
+    defects = (notes("a step beyond its slots", NoSlot("verify", "0", 3)),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        yield from first_of_each(
+            self.broken(
+                found.phase, found.rid, f"a slot for position {found.position}", "none", at=note.at, when=note.when
+            )
+            for found, note in run.noted(NoSlot)
+        )
 
 
 class SlotsAtRest(Check):

@@ -6,24 +6,27 @@ from collections.abc import Iterator
 from itertools import chain
 from types import ModuleType
 
-from specsim.rules import answers, content, device, process, requests, sampling, slots, waiting
+from specsim.rules import answers, content, counters, device, process, requests, sampling, sessions, slots, waiting
 from specsim.rules.answers import LogprobRows, VisibleOutputs
 from specsim.rules.content import BatchState, ContentRead, DraftContent
+from specsim.rules.counters import AcceptedDrafts
 from specsim.rules.device import DeviceException, StreamRace
 from specsim.rules.process import HostException
 from specsim.rules.requests import FinishedClaim, LengthsInOrder
-from specsim.rules.sampling import GrammarState, PenalizedTokens
-from specsim.rules.slots import FreeSlot, RowOwner, SlotsAtRest, TreeContent
+from specsim.rules.sampling import GrammarState, PenalizedTokens, PenaltiesAfterRetraction
+from specsim.rules.slots import FreeSlot, RowOwner, SlotsAtRest, SlotsOfStep, TreeContent
+from specsim.rules.waiting import QueueTime
 from specsim.verdict import Rule
 from specsim.world.rule import Check
 
 _CAUSES: tuple[type[Check], ...] = (
     BatchState,
+    LengthsInOrder,
     StreamRace,
     GrammarState,
     PenalizedTokens,
+    SlotsOfStep,
     DraftContent,
-    LengthsInOrder,
     FreeSlot,
     ContentRead,
     DeviceException,
@@ -46,8 +49,14 @@ def _of(module: ModuleType) -> Iterator[type[Check]]:
             yield each
 
 
-_FOUND = chain.from_iterable(map(_of, (answers, content, device, process, requests, sampling, slots, waiting)))
-CHECKS: tuple[type[Check], ...] = (*_CAUSES, *(check for check in _FOUND if check not in _CAUSES))
+_MODULES = (answers, content, counters, device, process, requests, sampling, sessions, slots, waiting)
+_LAST: tuple[type[Check], ...] = (QueueTime, AcceptedDrafts, PenaltiesAfterRetraction)
+"""Of what is counted and told: nothing is wrong because one of these is broken, so that none hides another."""
+CHECKS: tuple[type[Check], ...] = (
+    *_CAUSES,
+    *(check for check in chain.from_iterable(map(_of, _MODULES)) if check not in (*_CAUSES, *_LAST)),
+    *_LAST,
+)
 """All rules. Those behind _CAUSES may be broken because of these, and not because of one another."""
 BY_ID: dict[str, Rule] = {check.rule.id: check.rule for check in CHECKS}
 

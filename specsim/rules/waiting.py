@@ -1,4 +1,4 @@
-"""How long requests wait, and what their users are told of it. No other rule is broken because one of these is."""
+"""How long requests wait, and what their users are told of it."""
 
 from __future__ import annotations
 

@@ -76,6 +76,13 @@ class BatchInput:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftsCounted:
+    """Correct drafts of a batch, as the engine adds them to its counter."""
+
+    drafts: int
+
+
+@dataclass(frozen=True, slots=True)
 class FreedTwice:
     """A slot of the full pool that was freed while it was free."""
 
@@ -107,6 +114,25 @@ class Masked:
     read: int
 
 
+@dataclass(frozen=True, slots=True)
+class BeyondRow:
+    """At a launch, a request that has slots for more positions than its row has."""
+
+    rid: str
+    claimed: int
+    allocated: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoSlot:
+    """A position of a request that a pass writes, and that its row has no slot for."""
+
+    phase: str
+    rid: str
+    position: int
+
+
 class Penalties(NamedTuple):
     """What a user asked for; 0, 0 and 1 are none."""
 
@@ -133,7 +159,7 @@ class Penalized:
     scaled: Mapping[int, float]
 
 
-OBSERVATIONS = (BatchInput, Masked, Penalized)
+OBSERVATIONS = (BatchInput, DraftsCounted, Masked, Penalized)
 """Kinds of records of which a rule has to say whether they are right; the others are wrong by themselves."""
 
 

@@ -128,9 +128,10 @@ class Lie(NamedTuple):
     says: Callable[[Any], Any]
 
 
-def notes(name: str, record: Any, at: tuple[int, ...] = ()) -> Lie:
-    """A defect: the world notes this, too, of these operations."""
-    return Lie(name, "seen", lambda seen: replace(seen, noted=[*seen.noted, Noted(record, at=at)]))
+def notes(name: str, *records: Any, at: tuple[int, ...] = ()) -> Lie:
+    """A defect: the world notes these, too, of these operations."""
+    noted = [Noted(record, at=at) for record in records]
+    return Lie(name, "seen", lambda seen: replace(seen, noted=[*seen.noted, *noted]))
 
 
 class Check:

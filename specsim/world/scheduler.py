@@ -51,6 +51,8 @@ class Setup:
     `sampled`       whether requests may be sampled
     `multi_layer`   whether each step of a draft has a draft model of its own, with KV of its own
     `rust_tree`     takes the target's radix tree in Rust, and not the one in Python
+    `adaptive`      whether the depth of a draft follows how many drafts are accepted, `steps` at most
+    `context`       most tokens of a prompt and its answer, 0 for more than any request has
     """
 
     page_size: int = 1
@@ -73,6 +75,8 @@ class Setup:
     sampled: bool = False
     multi_layer: bool = False
     rust_tree: bool = False
+    adaptive: bool = False
+    context: int = 0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -170,6 +174,7 @@ class RequestState:
     `reason`      "" while it runs, else "stop", "length" or "abort"
     `committed`   the length that it claims, `allocated` the one that it has slots for
     `row`         of `req_to_token`, -1 for none
+    `drafts`      correct drafts that are counted for it
     """
 
     rid: str
@@ -179,6 +184,7 @@ class RequestState:
     committed: int
     allocated: int
     row: int
+    drafts: int
 
 
 @dataclass(frozen=True, slots=True)

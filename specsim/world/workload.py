@@ -166,12 +166,15 @@ def _request(
     number: int,
     spread: int,
 ) -> Turn:
-    limit = min(facts.context, setup.slots - setup.slots // 8) - 2 * setup.draft_tokens - setup.page_size
+    room = setup.slots - setup.slots // 8 - 2 * setup.draft_tokens - setup.page_size
+    limit = min(setup.context or facts.context, room)
     prompt = tuple(_token(number, place) for place in range(between(chooser, 1, PROMPT_MAX, "prompt")))
     if before and "shared prefixes" in features and chooser.choose(2, "shares"):
         prompt = _after_another(chooser, decode, features, before, prompt)
     prompt = prompt[: limit - 2]
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
+    if setup.context and chooser.choose(2, "fills the context"):
+        answer = limit - len(prompt)
     grammar = _grammar(chooser, setup, decode, prompt, answer) if "grammars" in features else ()
     return Turn(
         rid=_rid(chooser, number),

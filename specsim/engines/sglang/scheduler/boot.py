@@ -43,6 +43,9 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
 }
 
+RIGHT = 12
+"""See `ReleaseWorker`: long drafts that are all accepted are rare else."""
+
 HOOKS = (
     "_add_request_to_queue",
     "init_ipc_channels",
@@ -102,6 +105,8 @@ class Booted:
         self._outputs: dict[str, Output] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset
         self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen
+        # Their prompts, as first seen: from 0.5.14 on the next turn of a session extends the array of the one before.
+        self.prompts: dict[str, tuple[int, ...]] = {}
         self._script: Script | None = None
         self.worker: Worker | ReleaseWorker
         self.server_args = family.server_arguments(options, str(root))
@@ -137,7 +142,7 @@ class Booted:
                     booted._put_runner(self)
                     super().init_tp_model_worker()
                     return
-                pools = family.pools(options, self.model_config.context_len)
+                pools = family.pools(options, self)
                 self.tp_worker = family.target_worker(options, self, pools, stream)
                 booted._remember(pools)
                 booted.worker = booted._fake_worker(self)
@@ -195,9 +200,9 @@ class Booted:
                 return runner.req_to_token_pool, runner.token_to_kv_pool_allocator, family.kv_pool(options)
             return pools
 
-        pools = family.pools(options, scheduler.model_config.context_len)
+        pools = family.pools(options, scheduler)
         self._remember(pools)
-        worker = ReleaseWorker(self.device, options.steps)
+        worker = ReleaseWorker(self.device, options.steps, RIGHT if options.adaptive else 0)
         worker.watch_operations(REFERENCE)
         vars(module)["ModelRunner"] = runner_class(module, worker, make, family.answers)
         self.worker = worker
@@ -225,6 +230,7 @@ class Booted:
         self.worker.restart(accept)
         self._outputs.clear()
         self.requests.clear()
+        self.prompts.clear()
         self.iteration = 0
 
     def idle(self) -> bool:
@@ -266,7 +272,10 @@ class Booted:
             _requests_of(scheduler.running_batch),
             _requests_of(scheduler.last_batch),
         ):
-            self.requests.update((request.rid, request) for request in batch)
+            for request in batch:
+                if self.requests.get(request.rid) is not request:
+                    self.requests[request.rid] = request
+                    self.prompts[request.rid] = tuple(request.origin_input_ids)
         assert self._script is not None
         arriving = self._script(self, self.iteration)
         if arriving is None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
+import json
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -106,6 +108,7 @@ class Family:
             "attention_backend": "torch_native",
             "load_format": "dummy",
             "chunked_prefill_size": options.chunked_prefill_size,
+            "context_length": options.context_length,
             "mem_fraction_static": 0.5,
             "random_seed": 0,
             "disable_radix_cache": not options.radix_cache,
@@ -116,6 +119,10 @@ class Family:
         }
         if options.multi_layer:
             arguments["enable_multi_layer_eagle"] = True
+        if options.adaptive:
+            arguments |= {"speculative_adaptive": True, "speculative_adaptive_config": "adaptive.json"}
+            text = json.dumps(_adaptive(options.steps))
+            vars(release_module("speculative.adaptive_spec_params"))["open"] = lambda _path: io.StringIO(text)
         if options.streaming_sessions:
             arguments["enable_streaming_session"] = True
         if is_there("arg_groups.speculative_hook"):
@@ -227,11 +234,13 @@ class Family:
             logits=lambda: logits(next_token_logits=None),
         )
 
-    def pools(self, options: Options, context_length: int) -> tuple[Any, Any, Any]:
-        """(the table of rows, the allocator, the KV pool) on the device, with the release's own classes."""
+    def pools(self, options: Options, scheduler: Any) -> tuple[Any, Any, Any]:
+        """(the table of rows, the allocator, the KV pool) on the device, with the release's own classes and, for rows,
+        their width.
+        """
         rows = release_module("mem_cache.memory_pool").ReqToTokenPool(
             size=options.max_running_requests,
-            max_context_len=context_length + 4,
+            max_context_len=scheduler.model_config.context_len + self._beyond_context(options, scheduler.server_args),
             device="cuda",
             enable_memory_saver=False,
         )
@@ -297,6 +306,14 @@ class Family:
             options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, **common
         )
         return allocator, kv
+
+    def _beyond_context(self, options: Options, server_arguments: Any) -> int:
+        """Positions of a row beyond the context: what the release says, or in older ones what its line adds up."""
+        for name in ("mem_cache.allocation_sizing", "mem_cache.common"):
+            module = release_module(name) if is_there(name) else None
+            if (size := getattr(module, "get_req_to_token_extra_context_len", None)) is not None:
+                return int(size(server_arguments) if inspect.signature(size).parameters else size())
+        return 4 + options.num_draft_tokens  # model_runner_kv_cache_mixin.py:245 in 0.5.12
 
     def target_worker(self, options: Options, scheduler: Any, pools: tuple[Any, Any, Any], stream: Any) -> Fake:
         rows, allocator, kv = pools
@@ -471,6 +488,15 @@ def family_of(scheduler: ModuleType) -> Family:
 def _required(struct: type) -> tuple[str, ...]:
     """The fields of a struct that have no default."""
     return tuple(field.name for field in msgspec.structs.fields(struct) if field.required)
+
+
+def _adaptive(steps: int) -> dict[str, Any]:
+    """As a user may configure it: two depths, of which the next one follows what the last verification accepted. From
+    0.5.13 on it is configured for batches of so many requests at least.
+    """
+    follows = {"candidate_steps": [steps - 2, steps], "ema_alpha": 1.0, "update_interval": 1}
+    follows |= {"warmup_batches": 0, "down_hysteresis": 0.4, "up_hysteresis": 0.4}
+    return {**follows, "1": follows}
 
 
 @contextmanager

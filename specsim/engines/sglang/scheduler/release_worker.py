@@ -30,7 +30,7 @@ from specsim.engines.sglang.scheduler.modules import is_there, release_module
 from specsim.engines.sglang.scheduler.worker import Seat, count_feed, penalized, penalties_of
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
-from specsim.world.kv import UNWRITTEN, BadValue, Drafted, Ints, Reports, wrong_content
+from specsim.world.kv import UNWRITTEN, BadValue, Drafted, Ints, NoSlot, Reports, wrong_content
 
 HIDDEN_SIZE = int(TOY_LLAMA["hidden_size"])
 
@@ -58,6 +58,7 @@ OF_A_PLAIN_MODEL: Mapping[str, Any] = {
     "hisparse_coordinator": None,
     "hybrid_gdn_config": None,
     "hybrid_lightning_config": None,
+    "init_new_workspace": False,
     "is_generation": True,
     "is_hybrid_swa": False,
     "is_multimodal": False,
@@ -141,11 +142,12 @@ VERIFICATIONS = ("verify_tree_greedy", "tree_speculative_sampling_target_only")
 
 class ReleaseWorker:
     """What drives a release's workers and watches them. `pools` are those of KV, the target's first; `running` is the
-    call whose passes the device runs: a graph that was captured once is replayed in many.
+    call whose passes the device runs: a graph that was captured once is replayed in many. Of the draws of where a draft
+    has the right token, `right` more than one say that it is the most likely one.
     """
 
-    def __init__(self, device: Any, steps: int) -> None:
-        self.device, self._steps = device, steps
+    def __init__(self, device: Any, steps: int, right: int) -> None:
+        self.device, self._steps, self._right = device, steps, right
         self.pools: list[Any] = []
         self.reports = Reports()
         self.running = self.called = Call("extend", (), ())
@@ -203,7 +205,8 @@ class ReleaseWorker:
     def _rank(self, seat: Seat) -> int:
         if self.write_logits is not None:
             return 0
-        drawn = attention.RANKED - self.accept(str(seat.request.rid), attention.RANKED)
+        bound = attention.RANKED + self._right
+        drawn = max(0, bound - self._right - self.accept(str(seat.request.rid), bound))
         return drawn if drawn < attention.RANKED - 1 else attention.RANKED
 
     def _run(self, call: Call, said: list[list[int]]) -> None:
@@ -257,6 +260,12 @@ class ReleaseWorker:
                 verified.seat.prefixes.say(verified.length + 1, tokens)
 
     # ---- what is wrong with what was read
+
+    def check_room(self, seat: Seat, length: int, slots: Ints) -> None:
+        """Of a verification: the slots that its tokens' KV goes to, of which 0 is nobody's."""
+        if seat.is_read and not slots.all():
+            position = length + int(np.argmin(slots))
+            self.reports.add_first(seat.rid, "room", NoSlot(self.running.phase, seat.rid, position))
 
     def check_target(self, seat: Seat, row: Row, keys: Ints, own: list[int], width: int) -> None:
         """`keys` are those that the row read, `own` what it makes of its first `width` tokens, which are its own."""
@@ -492,6 +501,7 @@ class Pass:
         self.pool = getattr(backend, "token_to_kv_pool", None) or batch.token_to_kv_pool
         self.layer = runner.draft_layer
         self.extended, self.written = batch.extend_seq_lens, batch.out_cache_loc
+        self.reads_slots = not self.is_whole or (self.is_verify and not self.is_draft)
         self.requests = len(batch.req_pool_indices)
         self.step = self.layer or (_draft_step(runner, backend) if self.is_draft else 0)
         self.hidden = getattr(batch.spec_info, "hidden_states", None) if self.is_draft else None
@@ -521,7 +531,9 @@ class Pass:
         if self.layer:
             given.append(batch.extend_start_loc)
         if not self.is_whole:
-            given += [self.extended, self.written]
+            given.append(self.extended)
+        if self.reads_slots:
+            given.append(self.written)
         reads = [tensor for tensor in given if tensor is not None]
         written = [tensor for tensor in (keys, values, logits, states) if tensor is not None]
         name = self._name()
@@ -562,7 +574,7 @@ class Pass:
         out_states = None if states is None else access.host(states).numpy()
         given = None if self.hidden is None else _hashes(access.host(self.hidden).numpy())
         branches = max(1, len(tokens) // max(1, self.requests)) if self.is_decode else 1
-        written = None if self.is_whole else access.host(self.written).numpy()
+        written = access.host(self.written).numpy() if self.reads_slots else None
         found: dict[int, tuple[int, int]] = {}  # of a token (the number of its row, its state)
         if self.is_verify and not self.is_draft:
             self.watcher.verified.clear()
@@ -581,7 +593,7 @@ class Pass:
                     self.watcher.bad(seat, "kv_indices", outside[0])
                 slots = np.where((slots >= 0) & (slots < pool), slots, 0)
             before = slots[:-1] if row.own_last else slots
-            if written is not None and (twice := np.isin(before, written)).any():
+            if not self.is_whole and written is not None and (twice := np.isin(before, written)).any():
                 if seat is not None:
                     self.watcher.twice(seat, int(np.argmax(twice)), int(twice.sum()))
                 before = before[~twice]
@@ -603,6 +615,8 @@ class Pass:
                     own_keys[j] = attention.mixed([own_keys[j], where[j]])
                 out_keys[t], out_values[t] = own_keys[j], own_values[j]
             if self.is_verify and not self.is_draft and seat is not None:
+                assert written is not None
+                self.watcher.check_room(seat, len(before), written[row.tokens.start : row.tokens.stop])
                 verified = Verified(seat, len(before), row.tokens, own_keys, out_logits)
                 self.watcher.verified[row.number] = verified
                 if is_changed(seat.request) and seat.is_read and seat.prefixes.count == len(before):

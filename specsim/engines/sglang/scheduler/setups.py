@@ -56,4 +56,8 @@ SETUPS: tuple[Setup, ...] = (
     Setup(rust_tree=True, slots=240, sessions=True),
     Setup(rust_tree=True, slots=112, chunk=12),
     Setup(rust_tree=True, worker="release", graphs=True, page_size=4, reserve=0.1),
+    Setup(context=62, steps=11, draft_tokens=12),
+    Setup(worker="release", adaptive=True, steps=7, draft_tokens=8, slots=240),
+    Setup(worker="release", adaptive=True, graphs=True, steps=7, draft_tokens=8, slots=256, page_size=4),
+    Setup(sessions=True, slots=240, beyond_guards=True),
 )

@@ -21,6 +21,7 @@ from specsim.engines.packages import open_source
 from specsim.engines.sglang.guards import read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
+from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
 from specsim.engines.sglang.scheduler.families import slots_in
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
@@ -39,6 +40,7 @@ from specsim.lifting.probes import Span, probed
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
+from specsim.world.kv import BeyondRow, DraftsCounted
 from specsim.world.packages import Probes
 from specsim.world.planted import edit_of, find
 from specsim.world.scheduler import (
@@ -86,7 +88,7 @@ LACKS_OF_RELEASE_WORKERS = (
         "in place of the release's logits processor, which makes them, is the model",
     ),
     ("schedules with a sliding window", "the release's worker has one pool of KV, of a layer of full attention"),
-    ("adaptive steps, standalone and n-gram drafts", "EAGLE draft models draft a fixed number of steps"),
+    ("standalone and n-gram drafts", "the toy model's drafts are an EAGLE draft model's"),
     ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
     *LACKS[-2:],
 )
@@ -103,6 +105,10 @@ SAMPLING = {
     "top-k and top-p": {"temperature": 1.0, "top_k": 3, "top_p": 0.001},
 }
 """Parameters with which a release samples, of what is the most likely token alone."""
+OUTSIDE = 2
+"""Tokens of a context that no request gets: its prompt and its answer may have as many as a context less two
+(scheduler.py, `init_req_max_new_tokens`).
+"""
 COINS = 1 << 16
 """Of each kind; the fake model has no logits that it could change."""
 MODELS = frozenset(str(module.__file__) for module in (worker, release_worker))
@@ -204,7 +210,7 @@ class SglangScheduler:
             return []
 
     def start(self, setup: Setup) -> Started:
-        if setup.sessions and (guard := self._session_guard()):
+        if setup.sessions and not setup.beyond_guards and (guard := self._session_guard()):
             raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
         if setup.rust_tree and not self.has_rust_tree:
             why = self._why_not_rust() or "the release has none"
@@ -276,6 +282,8 @@ def _options(setup: Setup) -> Options:
         num_steps=setup.steps if setup.topk > 1 else 0,
         multi_layer=setup.multi_layer,
         rust_tree=setup.rust_tree,
+        adaptive=setup.adaptive,
+        context_length=setup.context + OUTSIDE if setup.context else CONTEXT_LENGTH,
     )
 
 
@@ -396,6 +404,7 @@ class Started:
         if self._setup.sampled:
             torch.manual_seed(chooser.choose(COINS, "coins"))  # what the release draws by torch; in a fork
         self._log_launches()
+        self._log_counts()
         try:
             with self._recorded():
                 try:
@@ -467,19 +476,36 @@ class Started:
         self._device.restart(replayed(()))
 
     def _log_launches(self) -> None:
-        """Note each launch."""
+        """Note each launch, and whose slots are more than a row has."""
         worker, launches = self._booted.scheduler.model_worker, self._seen.launches
+        reports, width = self._booted.worker.reports, self._booted.req_to_token.shape[1]
         forward = worker.forward_batch_generation
 
         def noted(batch: Any, *arguments: Any, **named: Any) -> Any:
             kind = "extend" if batch.forward_mode.is_extend() else "decode"
             rids = tuple(str(request.rid) for request in batch.reqs)
             launches.append(Launch(self._booted.iteration, kind, rids))
+            for request in batch.reqs:
+                if (allocated := _number(request, "kv_allocated_len")) > width:
+                    claimed = _number(request, "kv_committed_len")
+                    reports.add_first(request.rid, "row", BeyondRow(str(request.rid), claimed, allocated, width))
             if self._recording is not None:
                 self._mark(self._recording, kind, " ".join(rids))
             return forward(batch, *arguments, **named)
 
         worker.forward_batch_generation = noted
+
+    def _log_counts(self) -> None:
+        """Note what is added to the counter of correct drafts."""
+        scheduler, reports = self._booted.scheduler, self._booted.worker.reports
+        counter = getattr(scheduler, "metrics_reporter", scheduler)
+        count = counter.update_spec_metrics
+
+        def noted(requests: int, drafts: int, *arguments: Any, **named: Any) -> None:
+            reports.add(DraftsCounted(int(drafts)))
+            count(requests, drafts, *arguments, **named)
+
+        counter.update_spec_metrics = noted
 
     def _note(self) -> None:
         """What the model and the device saw."""
@@ -540,12 +566,13 @@ class Started:
         for rid, request in self._booted.requests.items():
             yield RequestState(
                 rid=str(rid),
-                prompt=tuple(request.origin_input_ids),
+                prompt=self._booted.prompts[rid],
                 outputs=tuple(request.output_ids),
                 reason=_reason(request.finished_reason),
                 committed=_number(request, "kv_committed_len"),
                 allocated=_number(request, "kv_allocated_len"),
                 row=_number(request, "req_pool_idx"),
+                drafts=_drafts(request),
             )
 
     def answers(self) -> Iterator[Answer]:
@@ -586,6 +613,12 @@ def _wanted(turn: Turn) -> decoding.Wanted:
 
 def _longest(request: Any) -> int:
     return len(request.origin_input_ids) + int(request.sampling_params.max_new_tokens)
+
+
+def _drafts(request: Any) -> int:
+    """The correct drafts that a release counts for a request, by whichever name."""
+    names = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens")
+    return next(int(found) for name in names if (found := getattr(request, name, None)) is not None)
 
 
 def _number(request: Any, name: str) -> int:

@@ -25,12 +25,12 @@ from specsim.world.fakes import Answers, Fake
 from specsim.world.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
 from specsim.world.kv import (
     REJECTED,
-    UNWRITTEN,
     BadValue,
     BatchInput,
     Ints,
     Kv,
     Masked,
+    NoSlot,
     Penalized,
     Penalties,
     Reports,
@@ -319,7 +319,7 @@ class Worker(Fake):
                 out[i * count : (i + 1) * count] = drafted
                 if seat.is_read and not drafted.all():
                     position = length + int(np.argmin(drafted))
-                    self.kv.wrong(seat, "draft", "full", position, 0, seat.prefixes.of(position + 1), UNWRITTEN)
+                    self.reports.add_first(seat.rid, "room", NoSlot("draft", seat.rid, position))
 
         def verify(access: Any) -> None:
             where, given = access.host(slots).tolist(), [*access.host(bonus).tolist(), *[-1] * size][:size]
