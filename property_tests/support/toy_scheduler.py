@@ -295,6 +295,9 @@ class ToyTarget:
         """Of a made-up source, of which each schedule runs RAN."""
         return {"toy.py": ((1, 1), (2, 4), (5, 7), (6, 6), (9, 9))}.get(file, ())
 
+    def reach(self, setup: Setup) -> str:
+        return "option" if setup.sessions else "default"
+
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
         return ()
 

@@ -31,4 +31,3 @@ WITHOUT_A_KERNEL = frozenset(op.name for family in (frequencies, ragged_drafts) 
 # The reference and its naive implementations as providers: `specsim check specsim.contracts.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}
 NAIVE: dict[str, Implementation] = {op.name: op.naive for op in OPS.values()}
-LOOPS = NAIVE

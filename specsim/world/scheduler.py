@@ -525,6 +525,10 @@ class SchedulerTarget(Protocol):
 
     def lacks(self, worker: str) -> Sequence[tuple[str, str]]: ...
 
+    def reach(self, setup: Setup) -> str:
+        """Who has a server that is started so: "default", "option" or "guarded:FILE:LINE"."""
+        ...
+
     def start(self, setup: Setup) -> StartedScheduler: ...
 
     def outcomes(self, setup: Setup, length: int) -> tuple[Distribution, Iterator[tuple[tuple[int, ...], Fraction]]]:

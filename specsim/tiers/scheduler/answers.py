@@ -460,7 +460,7 @@ def finding_of(
         title=title,
         signature=violation.signature,
         tier="scheduler",
-        reach="unknown",
+        reach=target.reach(hit.wanted.setup(target.setups)),
         where=violation.where,
         expected=violation.expected,
         actual=violation.actual,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specsim.engines.sglang.guards import Guards
 from specsim.world.scheduler import Facts, Setup
 from specsim.world.workload import FEATURES
 
@@ -61,3 +62,17 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release", adaptive=True, graphs=True, steps=7, draft_tokens=8, slots=256, page_size=4),
     Setup(sessions=True, slots=240, beyond_guards=True),
 )
+
+OPTIONS = frozenset(("adaptive", "draft_tokens", "mixed", "multi_layer", "page_size", "priorities", "radix", "steps"))
+"""Of a setup's settings those that a server has only where it is told to. Of the others some are sizes, which memory,
+the model and the load decide, and CUDA graphs are what a server has by itself.
+"""
+
+
+def reach_of(setup: Setup, guards: Guards) -> str:
+    """Who has a server of a source with these guards that is started so: "default", "option" or "guarded:FILE:LINE"."""
+    if not setup.overlap:
+        return "option"
+    sizes = {"topk": setup.topk}
+    found = guards.reach_of_sessions(sizes) if setup.sessions else guards.reach_of_overlap_worker(sizes)
+    return "option" if found == "default" and setup.settings.keys() & OPTIONS else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import os
 import sys
@@ -18,7 +19,7 @@ import torch
 
 from specsim.choices.chooser import replayed
 from specsim.engines.packages import open_source
-from specsim.engines.sglang.guards import read_guards
+from specsim.engines.sglang.guards import Guards, read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
 from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
@@ -28,7 +29,7 @@ from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.planted import planted
-from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
+from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS, reach_of
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import Worker, unwritten
 from specsim.errors import UsageError, described
@@ -137,7 +138,7 @@ def sglang_scheduler(
     root = root or folder_of(target, cache)
     try:
         probes = Probes((*COVERED, *files), cache.folder / "probed")
-        return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap, probes)
+        return SglangScheduler(root, edit, functools.cache(lambda: read_guards(open_source(target, cache))), probes)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -160,13 +161,13 @@ class SglangScheduler:
         self,
         root: Path,
         edit: Edit | None = None,
-        session_guard: Callable[[], str] = lambda: "",
+        guards: Callable[[], Guards] = lambda: Guards("", tree_is_default=False, overlap_is_default=True),
         probes: Probes | None = None,
     ) -> None:
         from specsim.vdevice import simulate
 
         torch.set_num_threads(1)  # a fork of a process that computed with several threads waits for them for ever
-        self._root, self._session_guard = root, session_guard
+        self._root, self._guards = root, guards
         self.where, self.source_hash = _identity(root)
         self._open = ExitStack()
         release = f"{root}{MARKER}"
@@ -209,8 +210,11 @@ class SglangScheduler:
         except (ImportError, AttributeError):
             return []
 
+    def reach(self, setup: Setup) -> str:
+        return reach_of(setup, self._guards())
+
     def start(self, setup: Setup) -> Started:
-        if setup.sessions and not setup.beyond_guards and (guard := self._session_guard()):
+        if setup.sessions and not setup.beyond_guards and (guard := self._guards().session_overlap):
             raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
         if setup.rust_tree and not self.has_rust_tree:
             why = self._why_not_rust() or "the release has none"
