@@ -73,6 +73,14 @@ def _drawn(index: int) -> Workload:
     return draw_workload(seeded(2, "pauses", index), SETUPS[0], FACTS, decode)
 
 
+def test_a_request_may_fill_the_context_and_its_prompt_leaves_room_for_an_answer() -> None:
+    setup = next(setup for setup in SETUPS if setup.context)
+    drawn = [draw_workload(seeded(3, "context", index), setup, FACTS, decode) for index in range(300)]
+    turns = [turn for workload in drawn for turn in workload.turns]
+    assert max(len(turn.prompt) + turn.answer for turn in turns) == setup.context
+    assert max(len(turn.prompt) for turn in turns) == setup.context - FACTS.answer_room
+
+
 def test_a_session_may_claim_the_last_token_which_the_launch_in_flight_writes_and_a_request_may_not() -> None:
     def broken_by(committed: int, is_of_session: bool) -> list[str]:
         state = RequestState("r", (1, 2), (3, 4), "length", committed, 8, -1, 0)

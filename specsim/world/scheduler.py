@@ -103,6 +103,7 @@ class Facts:
 
     `features`   kinds of things that users may do there, of `workload.FEATURES`
     `context`    most tokens of a prompt and its answer
+    `answer_room` tokens of these that a prompt leaves to its answer, at least: a longer one is refused
     `priorities` that requests may have; a running one gives way to one of the later ones
     `timeout`    seconds without use after which a session is closed, where it has a time-out
     `leap`       seconds after which the engine has seen every time-out
@@ -114,6 +115,7 @@ class Facts:
 
     features: frozenset[str]
     context: int
+    answer_room: int
     priorities: tuple[int, ...]
     timeout: float
     leap: float

@@ -171,7 +171,7 @@ def _request(
     prompt = tuple(_token(number, place) for place in range(between(chooser, 1, PROMPT_MAX, "prompt")))
     if before and "shared prefixes" in features and chooser.choose(2, "shares"):
         prompt = _after_another(chooser, decode, features, before, prompt)
-    prompt = prompt[: limit - 2]
+    prompt = prompt[: limit - facts.answer_room]
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
     if setup.context and chooser.choose(2, "fills the context"):
         answer = limit - len(prompt)

@@ -9,6 +9,7 @@ from specsim.world.workload import FEATURES
 FACTS = Facts(
     features=frozenset(FEATURES),
     context=240,  # less than what the toy model's configuration allows
+    answer_room=5,  # a prompt has less than the context less six (`max_req_input_len`), of which two nobody gets
     priorities=(0, 5, 20, 40),  # one preempts another if it is higher by more than 10, by default
     timeout=1.5,  # a schedule takes a second or less if its clock does not leap
     leap=2.0,  # sessions that are over their time are looked for once a second
