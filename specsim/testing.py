@@ -37,6 +37,7 @@ from specsim.replay_file import FINDINGS
 if TYPE_CHECKING:
     from specsim.contracts.contract import Op
     from specsim.contracts.provider import Subject
+    from specsim.findings.by_hand import Schedule
     from specsim.findings.pin import Pinned
     from specsim.replay_file import Replay
     from specsim.tiers.ops.suite import Counterexample
@@ -49,6 +50,7 @@ __all__ = [
     "assert_no_finding",
     "assert_still_there",
     "replays",
+    "schedule",
     "sgl_kernel",
 ]
 
@@ -342,6 +344,29 @@ def _require_fetched(parsed: Any, cache: Any) -> None:
     if isinstance(parsed, ReleaseTarget) and parsed.version not in set(cached_releases(cache)):
         command = f"specsim targets --fetch {parsed.text}"
         raise UsageError(f"the wheel of {parsed.text} is not in the cache", f"fetch it once: {command}")
+
+
+def schedule(target: str, *, out: Path | str = FINDINGS, cache_dir: Path | str | None = None, **setup: Any) -> Schedule:
+    """A schedule of the scheduler of TARGET ("sglang==VERSION" or "sglang@PATH[#REV]") that is written by hand:
+
+        def test_a_retracted_request_is_answered():
+            incident = schedule("sglang@.", slots=120)
+            first = incident.start(prompt=20, answer=30)
+            second = incident.start(prompt=8, answer=12, at=2)
+            incident.retract(at=5)
+            incident.abort(first, at=7)
+            incident.check()
+
+    `setup` are settings of `specsim.world.scheduler.Setup`, how the scheduler is started. UsageError for a target that
+    has no scheduler, and for a release that is not in the cache.
+    """
+    from specsim.engines.target import parse_target
+    from specsim.findings.by_hand import Schedule
+    from specsim.lifting.cache import open_cache
+
+    parsed, cache = parse_target(target), open_cache(cache_dir)
+    _require_fetched(parsed, cache)
+    return Schedule(parsed.text, setup, Path(out), cache.folder)
 
 
 def replays(folder: Path | str) -> list[Path]:

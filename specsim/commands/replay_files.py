@@ -12,6 +12,7 @@ from specsim.commands.invocation import output_file, output_folder
 from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption
 from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
+from specsim.errors import UsageError
 from specsim.files import save_json, write_text
 from specsim.replay_file import FINDINGS
 from specsim.verdict import INTERRUPTED, PASS
@@ -24,6 +25,9 @@ def pin(
     out: Annotated[Path | None, output_file("--out", help="The test to write, test_NAME.py.")] = None,
     target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
     still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Write a schedule down as calls, without a replay file beside the test.")
+    ] = False,
     json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
     trust: TrustOption = False,
 ) -> None:
@@ -37,10 +41,16 @@ def pin(
     text = parse_target(target or stored.target).text
     announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
     note_stale(file, stored)
-    pin.pin(file, test, text, still)
-    typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
+    if schedule and still:
+        raise UsageError("--schedule with --still", "a schedule by hand checks that its rule holds")
+    beside = "" if schedule else str(test.with_suffix(".json"))
+    if schedule:
+        pin.pin_schedule(file, test, text)
+    else:
+        pin.pin(file, test, text, still)
+    typer.echo(f"{test}, with {beside} beside it" if beside else str(test))
     if json_file is not None:
-        save_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
+        save_json(json_file, {"test": str(test), "replay": beside, "still": still})
 
 
 def shrink(

@@ -17,7 +17,7 @@ from specsim.engines.target import parse_target
 from specsim.errors import UsageError
 from specsim.files import write_text
 from specsim.lifting.cache import open_cache
-from specsim.replay_file import Replay
+from specsim.replay_file import Replay, SchedulerReplay
 from specsim.tiers.replaying import outcome_of, replay, request_of
 from specsim.tiers.tier import State
 
@@ -50,8 +50,7 @@ def default_name(stored: Replay) -> str:
 def pin(file: Path, out: Path, target: str, still: bool) -> None:
     """Write the test `out`, and the replay file beside it with the suffix .json. Refuses to replace a file."""
     stored = replay_file.load(file)
-    if out.suffix != ".py" or not re.fullmatch(r"test_\w+|\w+_test", out.stem):
-        raise UsageError(f"--out {out} is not a file that pytest collects", "name it test_SOMETHING.py")
+    _require_name(out)
     beside = out.with_suffix(".json")
     for path in (out, beside):
         if path.exists() and path.resolve() != file.resolve():
@@ -61,18 +60,39 @@ def pin(file: Path, out: Path, target: str, still: bool) -> None:
     write_text(out, test)
 
 
+def pin_schedule(file: Path, out: Path, target: str) -> None:
+    """Write the test `out`, in which the schedule of a replay file of the scheduler tier stands as calls. Refuses to
+    replace a file.
+    """
+    from specsim.findings.by_hand import source_of
+
+    stored = replay_file.load(file)
+    if not isinstance(stored, SchedulerReplay):
+        raise UsageError(f"{file} is of the {stored.tier} tier", "a schedule by hand is one of the scheduler tier")
+    _require_name(out)
+    if out.exists():
+        raise UsageError(f"{out} is there already", "remove it, or name another file with --out")
+    head = "\n".join(_about(stored))
+    body = textwrap.indent(source_of(stored), "    ")
+    text = f'''"""{head}
+Written by `specsim pin --schedule`.
+"""
+
+from specsim.testing import schedule
+
+TARGET = {_literal(target)}
+
+
+def {_name_of(stored, "gone")}() -> None:
+{body}
+'''
+    write_text(out, text)
+
+
 def source_of_test(stored: Replay, target: str, still: bool) -> str:
     """The test as text: clean for ruff at 120 columns, whatever the finding's title says."""
-    state = "still_there" if still else "gone"
-    name = f"test_{_identifier(stored.signature)}_is_{state}"
-    if len(name) > 90:
-        name = f"test_the_finding_is_{state}"
-    lines = [
-        *_wrapped(f"{stored.title[:1].upper()}{stored.title[1:]}."),
-        "",
-        *_wrapped(f"Rule {stored.rule}, found on {stored.target}. Signature: {stored.signature}."),
-        "Written by `specsim pin`; the replay file lies beside this one.",
-    ]
+    name = _name_of(stored, "still_there" if still else "gone")
+    lines = [*_about(stored), "Written by `specsim pin`; the replay file lies beside this one."]
     assertion = "assert_still_there" if still else "assert_gone"
     prose = "\n".join(lines)
     return f'''"""{prose}
@@ -89,6 +109,24 @@ TARGET = {_literal(target)}
 def {name}() -> None:
     {assertion}(REPLAY, TARGET)
 '''
+
+
+def _require_name(out: Path) -> None:
+    if out.suffix != ".py" or not re.fullmatch(r"test_\w+|\w+_test", out.stem):
+        raise UsageError(f"--out {out} is not a file that pytest collects", "name it test_SOMETHING.py")
+
+
+def _name_of(stored: Replay, state: str) -> str:
+    name = f"test_{_identifier(stored.signature)}_is_{state}"
+    return name if len(name) <= 90 else f"test_the_finding_is_{state}"
+
+
+def _about(stored: Replay) -> list[str]:
+    return [
+        *_wrapped(f"{stored.title[:1].upper()}{stored.title[1:]}."),
+        "",
+        *_wrapped(f"Rule {stored.rule}, found on {stored.target}. Signature: {stored.signature}."),
+    ]
 
 
 def _literal(text: str) -> str:

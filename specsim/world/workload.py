@@ -168,7 +168,7 @@ def _request(
 ) -> Turn:
     room = setup.slots - setup.slots // 8 - 2 * setup.draft_tokens - setup.page_size
     limit = min(setup.context or facts.context, room)
-    prompt = tuple(_token(number, place) for place in range(between(chooser, 1, PROMPT_MAX, "prompt")))
+    prompt = prompt_of(number, between(chooser, 1, PROMPT_MAX, "prompt"))
     if before and "shared prefixes" in features and chooser.choose(2, "shares"):
         prompt = _after_another(chooser, decode, features, before, prompt)
     prompt = prompt[: limit - facts.answer_room]
@@ -218,7 +218,7 @@ def _session(
     return [
         Turn(
             rid=f"{name}.{number}",
-            prompt=tuple(_token(100 + number, place) for place in range(between(chooser, 1, most, "append"))),
+            prompt=prompt_of(100 + number, between(chooser, 1, most, "append")),
             answer=between(chooser, 1, most, "answer"),
             at=first if not number else between(chooser, 0, 3, "after turn"),
             abort=between(chooser, 0, 12, "abort after")
@@ -237,9 +237,9 @@ def _session(
     ]
 
 
-def _token(request: int, place: int) -> int:
-    """Prompts of two requests differ from their first token on, unless they share."""
-    return TOKENS[(request * 31 + place * (7 + request) + place * place) % len(TOKENS)]
+def prompt_of(request: int, length: int) -> tuple[int, ...]:
+    """Tokens of a request by its number: those of two differ from their first on."""
+    return tuple(TOKENS[(request * 31 + at * (7 + request) + at * at) % len(TOKENS)] for at in range(length))
 
 
 def _rid(chooser: Chooser, number: int) -> str:
