@@ -27,21 +27,14 @@ class SessionHistory(Check):
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
         given = {state.rid: state.prompt for state in run.started.requests()}
-        answers = {answer.rid: answer for answer in run.started.answers()}
-        history: dict[str, tuple[int, ...]] = {}
-        parts: dict[str, str] = {}
-        for turn in run.users.workload.turns:
-            answer = answers.get(turn.rid)
-            if not turn.session or turn.rid in run.users.refusable or answer is None:
+        for turn, expected, answer, follows_abort in run.turns:
+            is_looked_at = turn.session and turn.rid not in run.users.refusable
+            if not is_looked_at or answer is None or answer.reason == "abort":
                 continue
-            if answer.reason == "abort":
-                parts[turn.session] = "turn:after-an-abort"
-                continue
-            expected = (*history.get(turn.session, ()), *turn.prompt)
             prompt = given.get(turn.rid, expected)
             if prompt != expected:
+                part = "turn:after-an-abort" if follows_abort else "turn"
                 text = f"{len(expected)} tokens, {len(turn.prompt)} of them its own"
                 actual = f"{len(prompt)} tokens" if len(prompt) != len(expected) else "others"
-                yield self.broken(parts.get(turn.session, "turn"), turn.rid, text, actual)
+                yield self.broken(part, turn.rid, text, actual)
                 return
-            history[turn.session] = (*expected, *answer.tokens)

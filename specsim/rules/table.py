@@ -51,7 +51,9 @@ def _of(module: ModuleType) -> Iterator[type[Check]]:
 
 _MODULES = (answers, content, counters, device, process, requests, sampling, sessions, slots, waiting)
 _LAST: tuple[type[Check], ...] = (QueueTime, AcceptedDrafts, PenaltiesAfterRetraction)
-"""Of what is counted and told: nothing is wrong because one of these is broken, so that none hides another."""
+"""None of these hides another: what is counted and told makes nothing wrong, and tokens that lost penalties make wrong
+have a finding of their own.
+"""
 CHECKS: tuple[type[Check], ...] = (
     *_CAUSES,
     *(check for check in chain.from_iterable(map(_of, _MODULES)) if check not in (*_CAUSES, *_LAST)),

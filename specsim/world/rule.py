@@ -57,11 +57,14 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Told(NamedTuple):
-    """A turn that was sent, its whole prompt, and its answer as far as there is one."""
+    """A turn that was sent, its whole prompt, and its answer as far as there is one. With `follows_abort` an earlier
+    turn of its session was aborted, which is none of its prompt.
+    """
 
     turn: Turn
     prompt: tuple[int, ...]
     answer: Answer | None
+    follows_abort: bool = False
 
     @property
     def kind(self) -> str:
@@ -88,27 +91,32 @@ class Run:
         return self.started.pools()
 
     @cached_property
-    def told(self) -> list[Told]:
-        """What users asked for and were told, turn by turn. Behind an aborted turn of a session nothing is known: what
-        it keeps of that is its own choice.
-        """
+    def turns(self) -> list[Told]:
+        """What users asked for and were told, turn by turn."""
         answers = {answer.rid: answer for answer in self.started.answers()}
         spoken: dict[str, tuple[int, ...]] = {}  # by session, the tokens of its turns so far
         cut_short: set[str] = set()
         found = []
         for turn in self.users.workload.turns:
-            if turn.rid not in self.users.sent_at or turn.session in cut_short:
+            if turn.rid not in self.users.sent_at:
                 continue
-            prompt = (*spoken.get(turn.session, ()), *turn.prompt) if turn.session else turn.prompt
+            prompt = (*spoken.get(turn.session, ()), *turn.prompt)
             answer = answers.get(turn.rid)
-            found.append(Told(turn, prompt, answer))
-            if answer is None or not answer.reason:
+            found.append(Told(turn, prompt, answer, turn.session in cut_short))
+            if not turn.session or answer is None or not answer.reason:
                 continue
             if answer.reason == "abort":
-                cut_short |= {turn.session} - {""}
-            if turn.session:
+                cut_short.add(turn.session)
+            else:
                 spoken[turn.session] = (*prompt, *answer.tokens)
         return found
+
+    @cached_property
+    def told(self) -> list[Told]:
+        """Those of them whose answers are compared: behind an aborted turn of a session an engine may be given another
+        prompt than it should (I53), and what it answers says no more.
+        """
+        return [told for told in self.turns if not told.follows_abort]
 
     @cached_property
     def answered(self) -> list[tuple[Told, Answer]]:

@@ -205,8 +205,7 @@ class ReleaseWorker:
     def _rank(self, seat: Seat) -> int:
         if self.write_logits is not None:
             return 0
-        bound = attention.RANKED + self._right
-        drawn = max(0, bound - self._right - self.accept(str(seat.request.rid), bound))
+        drawn = max(0, attention.RANKED - self.accept(str(seat.request.rid), attention.RANKED + self._right))
         return drawn if drawn < attention.RANKED - 1 else attention.RANKED
 
     def _run(self, call: Call, said: list[list[int]]) -> None:
