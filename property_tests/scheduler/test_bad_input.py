@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+import unittest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from property_tests.support.known_releases import NEWEST
 from property_tests.support.scheduler_checkouts import checkout, specsim
+from property_tests.support.trees_between import root_of
 from specsim.engines.sglang.scheduler.boot import HOOKS
+from specsim.lifting.cache import Cache
+from specsim.lifting.source import SourceTree
+from specsim.testing import schedule
 from specsim.world.fakes import Answers, DriftError, Fake
 
 MODULES = {
@@ -63,6 +71,27 @@ def test_a_scheduler_that_has_moved_is_drift_attribute_by_attribute(tmp_path: Pa
     for hook in HOOKS:
         assert (f"Scheduler.{hook}" in entry["why"]) == (hook != "run_event_loop")
     assert entry["why"].startswith(("DriftError: drift: ", "drift: "))
+
+
+@pytest.mark.parametrize(
+    "name", ["Req.kv_allocated_len", "Scheduler.chunked_req", "SchedulerMetricsReporter.update_spec_metrics"]
+)
+def test_a_name_that_moved_is_drift_and_no_finding(
+    name: str, release: Callable[[str], SourceTree], wheel_cache: Cache, tmp_path: Path
+) -> None:
+    """Of what only this adapter reads, and a checkout may well call something else."""
+    release(NEWEST)
+    tree = tmp_path / "tree"
+    shutil.copytree(root_of(NEWEST) / "sglang", tree / "sglang")
+    attribute = name.rpartition(".")[-1]
+    for file in (tree / "sglang").rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        if attribute in source:
+            file.write_text(source.replace(attribute, "moved"), encoding="utf-8")
+    written = schedule(f"sglang@{tree}", out=tmp_path / "found", cache_dir=wheel_cache.folder)
+    written.start(3, 4)
+    with pytest.raises(unittest.SkipTest, match=rf"not started so: its adapter fails: .*{name}\b"):
+        written.check()
 
 
 def test_a_release_that_fails_as_it_starts_is_not_run_with_file_and_line(tmp_path: Path) -> None:

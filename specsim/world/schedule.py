@@ -14,6 +14,7 @@ from specsim.choices.chooser import Item
 from specsim.lifting.changes import Function
 from specsim.lifting.ran import noting
 from specsim.world.case import Labelled
+from specsim.world.fakes import NotRunError
 from specsim.world.rule import Rules, Run, Violation
 from specsim.world.scheduler import Step
 from specsim.world.users import Users
@@ -97,6 +98,8 @@ def run_schedule(
     try:
         with noting(codes) if traces else nullcontext():
             started.run(labelled, users.at)
+    except NotRunError:  # it says of the adapter, and not of the target
+        raise
     except Exception as error:
         run.error = error
     violations = rules.broken(run)

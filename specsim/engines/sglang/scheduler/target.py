@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import inspect
 import os
 import sys
 import traceback
@@ -40,6 +41,7 @@ from specsim.lifting.changes import Function
 from specsim.lifting.probes import Span, probed
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
+from specsim.world.fakes import DriftError
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.world.kv import BeyondRow, DraftsCounted
 from specsim.world.packages import Probes
@@ -265,6 +267,16 @@ class SglangScheduler:
             raise
 
 
+def _lacked(error: Exception) -> str:
+    """What of the release a line of this adapter has read that is not there, as CLASS.NAME; "" where that is not it."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    if not isinstance(error, AttributeError) or Path(frame.f_code.co_filename).parent != Path(__file__).parent:
+        return ""
+    owners = type(error.obj).__mro__  # the first is this adapter's own, for the scheduler
+    owner = next((cls.__name__ for cls in owners if cls.__module__.startswith(f"{PACKAGE}.")), "")
+    return f"{owner}.{error.name}" if owner else ""
+
+
 def _options(setup: Setup) -> Options:
     return Options(
         page_size=setup.page_size,
@@ -407,17 +419,19 @@ class Started:
         self._device.restart(chooser)
         if self._setup.sampled:
             torch.manual_seed(chooser.choose(COINS, "coins"))  # what the release draws by torch; in a fork
-        self._log_launches()
-        self._log_counts()
         try:
             with self._recorded():
                 try:
+                    self._log_launches()
+                    self._log_counts()
                     booted.run(lambda _booted, iteration: self._marked(script, iteration))
                     torch.cuda.synchronize()
-                except Exception:
+                except Exception as error:
                     # What the host read too early is known once the device has written it.
                     with suppress(Exception):
                         torch.cuda.synchronize()
+                    if lacks := _lacked(error):
+                        raise DriftError([], [lacks]) from error
                     raise
                 finally:
                     if self._recording is not None:
@@ -504,10 +518,12 @@ class Started:
         scheduler, reports = self._booted.scheduler, self._booted.worker.reports
         counter = getattr(scheduler, "metrics_reporter", scheduler)
         count = counter.update_spec_metrics
+        called = inspect.signature(count)
 
-        def noted(requests: int, drafts: int, *arguments: Any, **named: Any) -> None:
+        def noted(*arguments: Any, **named: Any) -> None:
+            _requests, drafts, *_ = called.bind(*arguments, **named).args
             reports.add(DraftsCounted(int(drafts)))
-            count(requests, drafts, *arguments, **named)
+            count(*arguments, **named)
 
         counter.update_spec_metrics = noted
 
@@ -620,16 +636,24 @@ def _longest(request: Any) -> int:
 
 
 def _drafts(request: Any) -> int:
-    """The correct drafts that a release counts for a request, by whichever name."""
+    """The correct drafts that a release counts for a request, by whichever name. DriftError where it has none."""
     names = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens")
-    return next(int(found) for name in names if (found := getattr(request, name, None)) is not None)
+    name = next((name for name in names if hasattr(request, name)), "")
+    if not name:
+        raise DriftError([], [f"Req.{names[0]}"])
+    return int(getattr(request, name))
 
 
 def _number(request: Any, name: str) -> int:
-    """A number that a request has, or in newer releases the object of its memory; -1 where there is none."""
-    owners = (request, getattr(request, "kv", None))
-    found = next((getattr(owner, name) for owner in owners if getattr(owner, name, None) is not None), -1)
-    return int(found)
+    """A number that a request has, or in newer releases the object of its memory; -1 where that is none. DriftError
+    where neither has it.
+    """
+    memory = getattr(request, "kv", request)
+    owner = request if hasattr(request, name) else memory
+    if owner is not None and not hasattr(owner, name):
+        raise DriftError([], [f"{type(owner).__name__}.{name}"])
+    found = getattr(owner, name, None)
+    return -1 if found is None else int(found)
 
 
 def _reason(reason: Any) -> str:
