@@ -47,7 +47,7 @@ setup: $(DEV) ## the virtual environment alone, with what tests and linters need
 run: $(READY) ## specsim check, on the built-in engine
 	@$(BIN)/specsim check --cases 10 --schedules 100
 	@printf '%s\n' '' 'That was specsim on its own kernels. Next, a release of SGLang, which is fetched once:' \
-		'  . .venv/bin/activate' '  specsim check sglang==0.5.11 --only accounting'
+		'  . .venv/bin/activate' '  specsim check sglang==0.5.12 --only scheduler'
 
 test: $(DEV) ## every test; fetches the releases of fixtures/releases.txt once
 	@$(BIN)/specsim targets $(foreach version,$(RELEASES),--fetch sglang==$(version)) \

@@ -328,7 +328,6 @@ developers = typer.Typer(
     name="dev", help="What only developers of specsim need.", no_args_is_help=True, rich_markup_mode=None, cls=Group
 )
 developers.command(cls=check.DevelopersCheckCommand)(check.check)
-developers.command(cls=Command)(model.sweep)
 developers.command(name="compile", cls=Command)(model.compile_simulator)
 app.add_typer(developers)
 

@@ -1,9 +1,9 @@
 """The replay file: everything that is needed to see a finding again, in another process, on another machine.
 
-Versioned JSON. A finding of the ops tier holds the operation and its explicit case; one of the accounting tier holds
-the choices of its schedule, one of the workers tier those of its case. All hold the target, the rule, and a digest of
-what happened. A file carries FILE:LINE and hashes of other people's code, never its text, and is checked before
-anything of it is used: a bad one is refused with one sentence.
+Versioned JSON. A finding of the ops tier holds the operation and its explicit case; those of the other tiers hold the
+choices of a schedule. All hold the target, the rule, and a digest of what happened. A file carries FILE:LINE and hashes
+of other people's code, never its text, and is checked before anything of it is used: a bad one is refused with one
+sentence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class OpReplay:
     generator: str = ""
     source: str = ""
     mutant: ClassVar[str] = ""
-    kernels: ClassVar[str] = ""
     model_hash: ClassVar[str] = ""
     events: ClassVar[Sequence[str]] = ()
     meaning: ClassVar[None] = None
@@ -102,7 +101,6 @@ class ScheduleReplay:
     `digest`       of the events
     `order`        the two events in whose other order the rule holds, empty for none
     `events`       the lines of the event log up to the broken rule, empty in files of older versions
-    `kernels`      the provider whose kernels the model used, "" for none
     """
 
     target: str
@@ -121,7 +119,6 @@ class ScheduleReplay:
     digest: str
     order: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    kernels: str = ""
     source: str = ""
     device: ClassVar[str] = ""
 
@@ -141,48 +138,6 @@ class ScheduleReplay:
         for name, lines in (("order", self.order), ("events", self.events)):
             if not all(isinstance(text, str) for text in lines):
                 return f"{name} must hold lines of text"
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReplay:
-    """A finding of the workers tier.
-
-    `probe`     the probe's name, and `function` what it ran; `where` and `source_hash` are of the code that is blamed
-    `tape`      the choices that make the case
-    `case`      what the tape stands for, to read: with another one the tape means another case now
-    `digest`    of the case, what was recorded, and what broke
-    """
-
-    target: str
-    tier: str
-    probe: str
-    function: str
-    where: str
-    source_hash: str
-    tape: list[int]
-    case: dict[str, Any]
-    seed: int
-    rule: str
-    signature: str
-    title: str
-    digest: str
-    source: str = ""
-    device: ClassVar[str] = ""
-    mutant: ClassVar[str] = ""
-    kernels: ClassVar[str] = ""
-    model_hash: ClassVar[str] = ""
-    events: ClassVar[Sequence[str]] = ()
-    meaning: ClassVar[None] = None
-
-    @property
-    def size(self) -> tuple[int, str]:
-        return len(json.dumps(self.case)), "characters of the case"
-
-    def is_shown(self, violation: Mapping[str, Any]) -> bool:
-        return bool(violation["rule"] == self.rule)
-
-    def problem(self) -> str:
         return ""
 
 
@@ -217,7 +172,6 @@ class SchedulerReplay:
     mutant: str = ""
     source: str = ""
     device: ClassVar[str] = ""
-    kernels: ClassVar[str] = ""
     model_hash: ClassVar[str] = ""
     meaning: ClassVar[None] = None
 
@@ -235,17 +189,16 @@ class SchedulerReplay:
         return "" if all(isinstance(text, str) for text in self.events) else "events must hold lines of text"
 
 
-Replay = OpReplay | ScheduleReplay | WorkerReplay | SchedulerReplay
+Replay = OpReplay | ScheduleReplay | SchedulerReplay
 """What every tier's file has: `target`, `tier`, `where`, `source_hash`, `tape`, `seed`, `rule`, `signature`, `title`
-and `digest`; `source`, of a folder that is the target its commit or version; `device`, `mutant`, `kernels`,
-`model_hash` and `events`, empty where a tier has none; `meaning`, what the tape stands for where a change of the
+and `digest`; `source`, of a folder that is the target its commit or version; `device`, `mutant`, `model_hash`
+and `events`, empty where a tier has none; `meaning`, what the tape stands for where a change of the
 simulator changes that, else None; `size`, how large the case is and in what; `is_shown(violation)`, whether a violation
 of a replay is the file's; and `problem()`, what is wrong with its values, "" for nothing.
 """
 _KINDS: dict[str, type[Replay]] = {
     "ops": OpReplay,
     "accounting": ScheduleReplay,
-    "workers": WorkerReplay,
     "scheduler": SchedulerReplay,
 }
 
@@ -270,7 +223,7 @@ def to_json(replay: Replay) -> dict[str, Any]:
 
 def name_of(replay: Replay) -> str:
     """The name of the file of a finding: one for each target and signature."""
-    parts = [replay.target, *filter(None, (replay.mutant, replay.kernels)), replay.signature]
+    parts = [replay.target, *filter(None, (replay.mutant,)), replay.signature]
     return f"{file_name('-'.join(parts))}.json"
 
 

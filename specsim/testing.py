@@ -329,7 +329,6 @@ def check_target(
         seed=seed,
         cases=cases,
         schedules=schedules,
-        strategy="swarm",
         out=out,
         device=device,
         hang_seconds=20.0,
@@ -409,12 +408,12 @@ def _replayed(file: Path, target: str, hang_seconds: float) -> tuple[Replay, str
     __tracebackhide__ = True
     from specsim import replay_file
     from specsim.findings.pin import replay_pinned
-    from specsim.findings.trust import code_of, require_named
+    from specsim.findings.trust import require_named
 
     stored = replay_file.load(file)
     on = target or stored.target
     name_it = 'name it: assert_gone(FILE, "{}") or, for the plugin, --specsim-target={}'.replace("{}", on)
-    require_named(file, code_of(stored, on), (target,), name_it)
+    require_named(file, [on], (target,), name_it)
     pinned = replay_pinned(file, on, hang_seconds)
     if not pinned.applies:
         raise unittest.SkipTest(f"{file} no longer applies: {pinned.reason}")

@@ -265,7 +265,6 @@ class Suite:
     events: int = 0
     seconds: float = 0.0
     judged: list[CheckedSubject] = field(default_factory=list)
-    seam: list[dict[str, Any]] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     setups: list[str] = field(default_factory=list)

@@ -11,7 +11,6 @@ import pytest
 from property_tests.support.bugs_page import of_users, page, row
 from property_tests.support.checked_features import ALWAYS, FEATURES, Feature, judged_of
 from specsim.commands.suites import FIXTURES
-from specsim.engine.features import FEATURES as ACCOUNTING_FEATURES
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import Triage
 from specsim.findings.explain import fixtures_of
@@ -33,7 +32,6 @@ def test_the_page_is_of_the_triage_list() -> None:
 def test_what_shows_that_a_feature_is_checked_is_there(feature: Feature) -> None:
     assert set(feature.setup) <= {ALWAYS, *Setup.__slots__}
     assert feature.drawn in {"", *workload.FEATURES}
-    assert feature.accounting in {"", ALWAYS, *ACCOUNTING_FEATURES}
     assert set(feature.judged) <= judged_of(RELEASES[-1])
 
 

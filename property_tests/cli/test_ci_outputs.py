@@ -291,7 +291,7 @@ def test_of_a_baseline_that_cannot_be_checked_no_finding_is_lost(
     monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
     found = Verdict("model", 0, [Suite("accounting", schedules=1)], [finding()])
     monkeypatch.setattr(one_target, "verdict_of", lambda _asked: found)
-    asked = check_suites.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, "swarm", tmp_path, "cpu", 1.0)
+    asked = check_suites.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, tmp_path, "cpu", 1.0)
     options = {"--budget-seconds": 1.0}
     files = [tmp_path / name for name in ("v.json", "j.xml", "s.sarif")]
     written = outputs.Outputs(files[1], files[2], False)

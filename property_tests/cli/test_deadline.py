@@ -20,7 +20,7 @@ from property_tests.support.batch_results import result
 from property_tests.support.wrong_accountings import AppendsATokenTwice
 from specsim import bench
 from specsim.commands.pages import write_report
-from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
+from specsim.deadline import NEVER, Deadline, TimeSpent
 from specsim.engine.accounting import Accounting, Memory
 from specsim.engine.accounting_target import ModelTarget
 from specsim.fuzz import campaign
@@ -32,8 +32,6 @@ from specsim.fuzz.work import Batch, BatchResult
 from specsim.fuzz.workers import LocalPool
 from specsim.selfcheck.hunt import InterruptedHuntError, hunt_in_child
 from specsim.selfcheck.mutation import find
-from specsim.tiers.accounting import parallel_sweep
-from specsim.tiers.accounting.sweep import count
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "replays" / "session-tail-leak.json"
 IDLE = 5.0  # seconds of start-up, and of a busy machine, that a test allows for
@@ -99,7 +97,7 @@ def test_in_another_thread_only_who_looks_ends() -> None:
     assert ended == [True]
 
 
-# Mutants, sweeps, benchmarks, reports
+# Mutants, benchmarks, reports
 
 
 def test_a_hunt_that_runs_is_ended_with_the_budget_and_counts_as_none() -> None:
@@ -108,21 +106,6 @@ def test_a_hunt_that_runs_is_ended_with_the_budget_and_counts_as_none() -> None:
             hunt_in_child(find("N01"), seeds=50, schedules_max=10**9, without=("S3",), deadline=Deadline.after(0.3))
 
     assert seconds_of(hunt) < 0.3 + IDLE
-
-
-def test_a_part_of_a_sweep_that_runs_is_ended_and_its_beginning_counts() -> None:
-    ended = parallel_sweep.run(5, 10**9, 1, lambda _swept: None, part=10**8, deadline=Deadline.after(3.0))
-    assert ended.seconds < 3.0 + IDLE
-    assert ended.ended == SPENT
-    counts = ended.counts
-    if counts.schedules:  # a busy machine may not have started the process by then
-        assert list(ended.parts) == [(0, counts.schedules + counts.refused)]
-
-
-def test_what_is_counted_of_a_part_is_its_beginning() -> None:
-    left = iter([True] * 7 + [False])
-    counts = count(ModelTarget(), 5, 0, 40, lambda: next(left))
-    assert counts.digest == count(ModelTarget(), 5, 0, 7).digest
 
 
 def test_a_benchmark_that_runs_is_ended_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

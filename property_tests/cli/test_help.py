@@ -81,9 +81,7 @@ def test_the_examples_of_check_are_command_lines_that_it_takes(
         assert {text for text in arguments if text.startswith("-")} <= options
 
 
-@pytest.mark.parametrize(
-    "option", ["--mutant", "--canary", "--kernels", "--strategy", "--pin", "--write", "--one-core"]
-)
+@pytest.mark.parametrize("option", ["--mutant", "--canary", "--pin", "--write", "--one-core"])
 def test_an_option_of_developers_is_named_where_it_is(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     value = [] if option in ("--canary", "--one-core") else ["x"]
     with pytest.raises(SystemExit, match="2"):
@@ -121,7 +119,7 @@ def test_help_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
         (["check", "vlm@."], "vllm@."),
         (["check", "modle"], "model"),
         (["check", "--only", "acounting"], "accounting"),
-        (["dev", "check", "--strategy", "swram"], "swarm"),
+        (["mutants", "--strategy", "swram"], "swarm"),
         (["dev", "check", "--mutant", "A02-finish"], "A02-finished"),
         (["mutants", "A02-finish"], "A02-finished"),
         (["mutants", "--without", "I332"], "I32 or I33"),

@@ -14,17 +14,15 @@ from specsim.findings.pin import Pinned
 from specsim.testing import assert_gone, assert_still_there
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "replays"
-EVIL = 'from pathlib import Path\n\nPath("ran").touch()\nprovider = {}\nLAZY = {}\n'
+EVIL = 'from pathlib import Path\n\nPath("ran").touch()\nprovider = {}\n'
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a module that notes that it was imported, and replay files that name it."""
+    """A folder with a module that notes that it was imported, and a replay file that names it."""
     (tmp_path / "evil.py").write_text(EVIL)
     stored = json.loads((FIXTURES / "bonus-token-stride.json").read_text())
     (tmp_path / "case.json").write_text(json.dumps({**stored, "target": "evil:provider"}))
-    stored = json.loads((FIXTURES / "stale-result-of-a-finished-request.json").read_text())
-    (tmp_path / "moved.json").write_text(json.dumps({**stored, "kernels": "evil:LAZY", "mutant": ""}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -41,8 +39,6 @@ def ran(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     "arguments",
     [
         ["replay", "case.json"],
-        ["replay", "moved.json"],
-        ["replay", "moved.json", "--target", "model"],
         ["shrink", "case.json"],
         ["pin", "case.json"],
     ],

@@ -147,7 +147,6 @@ def test_dev_stdout_is_standard_output_too(tmp_path: Path, capsys: pytest.Captur
         (["template", "fill_bonus_tokens", "--json", "-"], "{\n"),
         (["explore", "one-request", "--json", "-"], "{\n"),
         (["mutants", "A01", "--seeds", "1", "--schedules", "200", "--json", "-"], "{\n"),
-        (["dev", "sweep", "--schedules", "5", "--jobs", "1", "--write", "-"], "{\n"),
     ],
 )
 def test_every_output_can_be_a_dash(
@@ -442,7 +441,7 @@ BESIDE: Sequence[tuple[str, Sequence[str], str]] = [
     ("dev", ["check", "--canary", "--no-shrink"], "--no-shrink with --canary"),
     ("check", ["model", "--only", "ops:row_argmax", "--schedules", "3"], "--schedules with --only ops:row_argmax"),
     ("dev", ["check", "--provider", "a:b", "--mutant", "A01"], "--mutant with --provider"),
-    ("check", ["model", "--only", "workers", "--device", "cpu"], "--device with --only workers"),
+    ("check", ["model", "--only", "scheduler", "--device", "cpu"], "--device with --only scheduler"),
     ("check", ["model", "--only", "accounting", "--cases", "3"], "--cases with --only accounting"),
     ("dev", ["check", "model", "--mutant", "A01", "--cases", "3"], "--cases with --mutant"),
     ("dev", ["check", "model", "--mutant", "A01", "--no-known"], "--no-known with --mutant"),

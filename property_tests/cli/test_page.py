@@ -39,7 +39,6 @@ from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS
 from specsim.engine.accounting_target import ModelTarget
 from specsim.lifting.cache import Cache
-from specsim.replay_file import WorkerReplay
 from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
@@ -379,17 +378,6 @@ def test_the_window_of_a_large_tensor_holds_the_first_difference(data: st.DataOb
 def test_tensors_without_elements_or_extents_are_shown(shape: list[int]) -> None:
     tensor = {"shape": shape, "data": [] if 0 in shape else [5]}
     html_of(payload_of(op_replay(), op_answer(inputs={"x": tensor}), HERE))
-
-
-def test_the_page_of_a_probe_has_what_was_handed_on() -> None:
-    names = ("target", "probe", "function", "where", "source_hash", "signature", "title")
-    stored = WorkerReplay(**dict.fromkeys(names, "f"), tier="workers", tape=[], case={}, seed=0, rule="W1", digest="d")
-    broken = {"rule": "W1", "what": "no penalties", "expected": "one", "actual": "none", "details": ["line"]}
-    answer = {"where": "f.py:2", "digest": "d", "case": {"bs": 2}, "seen": {"calls": [1]}, "broken": [broken]}
-    html = html_of(payload_of(stored, answer, HERE))
-    sentence = TIERS["workers"].rules["W1"].sentence
-    for text in ("no penalties", "What the function handed on", "[1]", "line", f"</span> {sentence}</h1>"):
-        assert text in html
 
 
 # The commands

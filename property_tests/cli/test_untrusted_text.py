@@ -77,11 +77,20 @@ def test_junit_holds_no_control_character() -> None:
 
 
 def test_two_replays_never_share_a_page(tmp_path: Path) -> None:
-    stored = (FIXTURES / "no-penalties-at-verification.json").read_text()
+    stored = (FIXTURES / "bonus-token-stride.json").read_text()
     names = ["a b", "a-b", "A-B", "index", "Index", "\u00e9", "\u00e8", "..", "a-b-2"]
     for name in names:
         (tmp_path / f"{name}.json").write_text(stored)
-    recorded = {"same_case": True, "same_source": True, "where": "", "digest": "", "case": {}, "broken": []}
+    told = {
+        "subject": "s",
+        "where": "",
+        "digest": "",
+        "explanation": "",
+        "violations": [],
+        "inputs": {},
+        "expected": {},
+    }
+    recorded = {"judged": True, "same_source": True, **told}
     write_report(tmp_path, tmp_path / "html", tmp_path, lambda _stored, _file: recorded, None, tmp_path / "r")
     entries = json.loads((tmp_path / "r").read_text())["entries"]
     pages = [entry["page"] for entry in entries]

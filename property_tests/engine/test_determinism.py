@@ -13,12 +13,8 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from specsim.engine.accounting_target import ModelTarget
-from specsim.tiers.accounting.sweep import count, merged
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "fixtures" / "golden_digests.json"
@@ -106,41 +102,6 @@ def test_digests_do_not_depend_on_the_python(version: str) -> None:
     # Without its site-packages: the simulator needs the standard library alone.
     digests, _ = run_program(python, list(range(SCHEDULES)), "-S")
     assert digests == golden()
-
-
-# Prints the counts of a sweep, digest of all digests included, by one process and by two.
-SWEEP = f"""
-import json
-from specsim.tiers.accounting.parallel_sweep import run
-if __name__ == "__main__":
-    print(json.dumps([run(7, {SWEPT}, jobs, lambda _: None, part=20).to_json() for jobs in (1, 2)]))
-"""
-
-
-def swept(python: str, program: Path) -> list[Any]:
-    program.write_text(SWEEP)
-    ended = subprocess.run(
-        [python, "-S", str(program)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    assert ended.returncode == 0, ended.stderr
-    counts: list[Any] = json.loads(ended.stdout)
-    return counts
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_python_counts_the_same_in_one_process_and_in_two(version: str, tmp_path: Path) -> None:
-    python = python_of(version)
-    if python is None:
-        pytest.skip(f"there is no Python {version} on PATH or in a folder of SPECSIM_PYTHONS")
-    one, two = swept(python, tmp_path / "sweep.py")
-    assert one == two
-    parts = {(start, start + 20): count(ModelTarget(), 7, start, start + 20) for start in range(0, SWEPT, 20)}
-    assert (one["schedules"], one["digest"]) == (SWEPT, merged(parts).digest)
 
 
 def test_one_process_and_several_run_the_same_schedules() -> None:

@@ -140,7 +140,7 @@ def test_a_campaign_of_which_nothing_is_left_ends(store: Store) -> None:
         return result(batch, runs=0, refused={"it needs a GPU": batch.count})
 
     told: list[str] = []
-    outcome = run(store, plan_of("a", b=["ops", "workers"]), Made(answer), batches_max=None, on_stop=told.append)
+    outcome = run(store, plan_of("a", b=["ops", "scheduler"]), Made(answer), batches_max=None, on_stop=told.append)
     assert (len(told), outcome.runs) == (3, 0)
     assert all("it needs a GPU" in text for text in told)
 
@@ -327,7 +327,7 @@ def of_somebody_else(path: Path) -> None:
         (["--strategy", "wild"], "there is no 'wild'"),
         (["--family", "trees=x"], "is no whole number"),
         (["--only", "gpu"], "is unknown"),
-        (["model", "--only", "workers"], "none of the targets has that tier"),
+        (["model", "--only", "scheduler"], "none of the targets has that tier"),
         (["--resume"], "there is no campaign in"),
         (["--again", "7"], "is no run"),
         (["--again", "0:99999999", "--only", "ops"], "ends with run"),

@@ -111,11 +111,11 @@ def test_a_batch_is_drawn_from_its_numbers_alone(campaign: int, shard: int, numb
 
 @given(campaign=NAMES, shard=st.integers(0, 9))
 def test_a_campaign_begins_with_each_tier_of_each_target(campaign: int, shard: int) -> None:
-    lots = lots_of({"a": ["accounting", "ops", "workers"], "b": ["ops"]})
+    lots = lots_of({"a": ["accounting", "ops", "scheduler"], "b": ["ops"]})
     plan = Plan(campaign, lots, family_weights(()), strategy_weights(()))
     first = [batch_at(plan, shard, number) for number in range(4)]
     assert {(batch.target, batch.tier) for batch in first} == {(lot.target, lot.tier) for lot in lots}
-    stopped = {("a", tier) for tier in ("accounting", "ops", "workers")}
+    stopped = {("a", tier) for tier in ("accounting", "ops", "scheduler")}
     assert {batch_at(plan, shard, number, stopped).target for number in range(4)} == {"b"}
 
 

@@ -16,7 +16,6 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from specsim.engines.sglang.memory_classes import extending
 from specsim.errors import UsageError
 from specsim.interpreter.memcheck import memcheck
 from specsim.interpreter.sanitizer import sanitize
@@ -92,10 +91,9 @@ def test_the_error_of_a_kernel_is_shown_without_the_interpreters_wrapping() -> N
 
 
 @triton.jit
-def hands_out(prefix_lens, seq_lens, last_loc, free_pages, out_indices, bs_upper, page_size):
-    """A kernel of ours that counts to a number in memory."""
-    for i in range(tl.load(seq_lens)):
-        tl.store(out_indices + i, tl.load(free_pages) * page_size + i)
+def counts_to_kernel(p_length, p_out):
+    for i in range(tl.load(p_length)):
+        tl.store(p_out + i, i)
 
 
 @interpreted
@@ -110,11 +108,10 @@ def test_a_kernel_that_counts_to_a_number_in_memory_runs_with_every_interpreter(
         scope.set_attr(tensor, "__index__", lambda _self: int([1]))  # type: ignore[call-overload]
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    given = [torch.tensor([0]), torch.tensor([3]), torch.tensor([-1]), torch.tensor([7]), torch.zeros(4).long()]
-    extend = extending(hands_out, lambda *_rest: None)
+    length, out = torch.tensor([3]), torch.full((4,), 7)
     with pytest.raises(interpreter.InterpreterError, match="int"):
-        extend((1,), *given, 1, 4)
+        counts_to_kernel[(1,)](length, out)
     mend_ranges()
     mend_ranges()
-    extend((1,), *given, 1, 4)
-    assert given[-1].tolist() == [28, 29, 30, 0]
+    counts_to_kernel[(1,)](length, out)
+    assert out.tolist() == [0, 1, 2, 7]

@@ -366,10 +366,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_a_question_and_two_ends_are_needed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ends = ("--good", RELEASES[0], "--bad", RELEASES[1])
-    assert "there is no --bad" in refused(capsys, "--good", RELEASES[0], "--rule", "I31")
+    assert "there is no --bad" in refused(capsys, "--good", RELEASES[0], "--rule", "I64")
     assert "nothing to ask" in refused(capsys, *ends)
-    assert "--rule and --only" in refused(capsys, *ends, "--rule", "I31", "--only", "ops:build_tree")
-    assert "no rule of the simulator" in refused(capsys, *ends, "--rule", "O1")
+    assert "--rule and --only" in refused(capsys, *ends, "--rule", "I64", "--only", "ops:build_tree")
+    assert "no rule of a scheduler" in refused(capsys, *ends, "--rule", "O1")
     assert "names no operation" in refused(capsys, *ends, "--only", "accounting")
     assert "there is no operation 'nothing'" in refused(capsys, *ends, "--only", "ops:nothing")
     assert "cannot read" in refused(capsys, *ends, str(tmp_path / "missing.json"))
@@ -379,7 +379,7 @@ def test_a_repository_that_cannot_be_searched_is_named(
     capsys: pytest.CaptureFixture[str], history: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     path, commits = history
-    ask = ("--rule", "I31", "--good", commits[0], "--bad", "main", "--repo")
+    ask = ("--rule", "I64", "--good", commits[0], "--bad", "main", "--repo")
     assert "does not exist" in refused(capsys, *ask, str(tmp_path / "nowhere"))
     assert "is not a git repository" in refused(capsys, *ask, str(tmp_path))
     assert "has no commit 'v9'" in refused(capsys, *ask[:4], "--bad", "v9", "--repo", str(path))
@@ -392,7 +392,7 @@ def test_a_shallow_clone_says_that_its_history_is_cut(
 ) -> None:
     path, commits = history
     git(tmp_path, "clone", "-q", "--depth", "3", f"file://{path}", "shallow")
-    said = refused(capsys, "--rule", "I31", "--good", commits[0], "--bad", "main", "--repo", str(tmp_path / "shallow"))
+    said = refused(capsys, "--rule", "I64", "--good", commits[0], "--bad", "main", "--repo", str(tmp_path / "shallow"))
     assert "is a shallow clone" in said
     assert "fetch --unshallow" in said
     inside = commits_between(tmp_path / "shallow", commits[-2], "main")
@@ -407,7 +407,7 @@ def test_an_end_that_cannot_be_checked_exits_as_git_asks_for(
 
     monkeypatch.setattr("specsim.findings.bisect.command.run", cannot)
     with pytest.raises(SystemExit) as ended:
-        main(["bisect", "--rule", "I31", "--good", RELEASES[0], "--bad", RELEASES[1]])
+        main(["bisect", "--rule", "I64", "--good", RELEASES[0], "--bad", RELEASES[1]])
     assert ended.value.code == 125
     assert capsys.readouterr().err == (
         "specsim: --good A cannot be checked: it has no such tier.\n         Give another end.\n"
@@ -422,7 +422,7 @@ def test_a_repository_of_something_else_is_refused(
     git(tmp_path, "init", "-q", str(other))
     for _ in range(2):
         git(other, "commit", "-q", "--allow-empty", "-m", "nothing")
-    said = refused(capsys, "--rule", "I31", "--good", "HEAD~1", "--bad", "HEAD", "--repo", str(other))
+    said = refused(capsys, "--rule", "I64", "--good", "HEAD~1", "--bad", "HEAD", "--repo", str(other))
     assert "is not SGLang" in said
 
 

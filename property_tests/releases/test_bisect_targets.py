@@ -142,8 +142,8 @@ def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
 def test_a_tier_that_a_revision_lacks_is_reported(children: Children, wheel_cache: Cache, tmp_path: Path) -> None:
     build(tmp_path / "engine", Plan(commits=2, bad=1))
     places = commits_between(tmp_path / "engine", "main~1", "main")
-    with pytest.raises(EndError, match=r"--bad .* cannot be checked: .* cannot be simulated: it needs alloc length"):
-        run(places, question_of(None, "I31", None, limits(wheel_cache, tmp_path)), children, wheel_cache)
+    with pytest.raises(EndError, match=r"--bad .* cannot be checked: .* is not run: it is not imported"):
+        run(places, question_of(None, "I64", None, limits(wheel_cache, tmp_path)), children, wheel_cache)
 
 
 @pytest.mark.slow

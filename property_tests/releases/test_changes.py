@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.support.known_releases import FIXTURES, OLDEST
-from specsim import replay_file
-from specsim.lifting.cache import Cache
 from specsim.lifting.changes import Changes, Function
 from specsim.lifting.source import SourceTree
-from specsim.tiers.replaying import replay, request_of
 
 FILE = "srt/a.py"
 BEFORE = """\
@@ -107,16 +101,3 @@ def test_a_file_that_only_one_side_has_is_all_changed() -> None:
     whole, none = Text("def f():\n    return 1\n"), Text("")
     assert Changes(none, whole).around(f"{FILE}:2") == ("f srt/a.py:1",)
     assert Changes(whole, none).around(f"{FILE}:2") == ()
-
-
-def test_a_schedule_of_the_accounting_says_which_functions_of_the_release_it_ran(
-    release: Callable[[str], SourceTree], wheel_cache: Cache
-) -> None:
-    release(OLDEST)
-    file = FIXTURES / "replays" / "stale-result-of-a-retracted-request.json"
-    request = request_of(replay_file.load(file), f"sglang=={OLDEST}", wheel_cache.folder, 20.0)
-    plain, traced = replay(request, file), replay(request, file, traces=True)
-    functions = [Function(*function) for function in traced.pop("ran")]
-    assert "reset_for_retract" in [function.name for function in functions]
-    assert all(function.file.startswith("srt/") and function.first <= function.last for function in functions)
-    assert traced == plain

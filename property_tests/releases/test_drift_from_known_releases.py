@@ -22,7 +22,8 @@ from specsim.lifting.source import SourceTree
 
 Release = Callable[[str], SourceTree]
 VERSION, NEXT = RELEASES[2:4]
-COMMON, INPUT = "srt/managers/utils.py", "srt/speculative/eagle_info_v2.py"
+UTILS = "srt/speculative/spec_utils.py"
+SLOTS = "fill_accept_out_cache_loc:function:get_src_tgt_cache_loc"
 
 
 @pytest.fixture(scope="module")
@@ -82,39 +83,32 @@ def test_a_known_release_has_not_drifted_and_nothing_has_to_be_added(functions: 
     found = known.drifts(functions, VERSION, known.load_known())
     assert {drift.state for drift in found} == {"same"}
     assert known.to_add(VERSION, found) == []
-    assert {drift.function.tier for drift in found} == {"ops", "accounting", "workers"}
 
 
 def test_a_changed_body_is_reported_by_its_hash_and_needs_nothing(release: Release, wheel_cache: Cache) -> None:
-    source = edited(release(VERSION), INPUT, "r.decode_batch_idx += 1", "r.decode_batch_idx += 1 + 0")
+    source = edited(release(VERSION), UTILS, "extended_len - keep_len", "extended_len - keep_len + 0")
     found, todo = beside(source, wheel_cache)
     changed = {key for key, drift in found.items() if drift.state == "changed"}
-    prepare = "accounting:prepare:EagleDraftInputV2Mixin.prepare_for_decode"
-    assert changed == {prepare, "workers:penalty feed"}
-    assert found[prepare].text.startswith("body was ")
+    assert changed == {f"ops:{SLOTS}"}
+    assert found[f"ops:{SLOTS}"].text.startswith("body was ")
     assert todo == []
 
 
 def test_a_changed_signature_is_not_run_and_has_to_be_read(release: Release, wheel_cache: Cache) -> None:
-    source = edited(
-        release(VERSION),
-        INPUT,
-        "def prepare_for_decode(self: EagleDraftInput, ",
-        "def prepare_for_decode(self, fresh, ",
-    )
+    source = edited(release(VERSION), UTILS, "def get_src_tgt_cache_loc(", "def get_src_tgt_cache_loc(\n    fresh,")
     found, todo = beside(source, wheel_cache)
-    drift = found["accounting:prepare:EagleDraftInputV2Mixin.prepare_for_decode"]
+    drift = found[f"ops:{SLOTS}"]
     assert (drift.state, "signature changed" in drift.text) == ("not run", True)
-    (text,) = [text for text in todo if text.startswith("prepare:EagleDraftInputV2Mixin.prepare_for_decode")]
-    assert "host_names.py" in text
+    (text,) = [text for text in todo if text.startswith(SLOTS)]
+    assert "the tables KERNELS and CALLERS" in text
     assert "fresh" in text
 
 
 def test_a_function_that_moved_away_has_to_be_found(release: Release, wheel_cache: Cache) -> None:
-    source = edited(release(VERSION), COMMON, "def get_alloc_len_per_decode", "def renamed")
+    source = edited(release(VERSION), UTILS, "def get_src_tgt_cache_loc", "def renamed")
     found, todo = beside(source, wheel_cache)
-    assert found["accounting:alloc length:get_alloc_len_per_decode"].state == "not run"
-    assert any(text.startswith("alloc length:") and "add where it lives now" in text for text in todo)
+    assert found[f"ops:{SLOTS}"].state == "not run"
+    assert any(text.startswith(SLOTS) and "add where it lives now" in text for text in todo)
 
 
 def test_an_unknown_release_is_compared_with_the_newest_before_it(functions: list[Surveyed]) -> None:

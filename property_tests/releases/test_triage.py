@@ -18,8 +18,6 @@ from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, known_line,
 from specsim.report.matrix import linked_upstream
 from specsim.rules.table import BY_ID as RULES_OF_SCHEDULER
 from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
-from specsim.tiers.workers.rules import BY_ID as RULES_OF_WORKERS
-from specsim.tiers.workers.rules import signature_of
 from specsim.verdict import Severity
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +29,6 @@ PAGE = ROOT / "docs" / "releases.md"
 RULES = {
     "ops": RULES_OF_OPS,
     "accounting": RULES_OF_ACCOUNTING,
-    "workers": RULES_OF_WORKERS,
     "scheduler": RULES_OF_SCHEDULER,
 }
 
@@ -39,16 +36,12 @@ RULES = {
 def seen() -> list[tuple[str, str, str]]:
     """Signature, release and reach of each finding that the tests expect of releases."""
     found = []
-    for version, expected in json.loads((FIXTURES / "accounting.expected.json").read_text()).items():
-        found += [(signature, version, reach) for signature, reach in expected["findings"].items()]
     for version, expected in json.loads((FIXTURES / "releases.expected.json").read_text()).items():
         found += [(signature, version, told["reach"]) for signature, told in expected["findings"].items()]
     for version, expected in json.loads((FIXTURES / "functions.expected.json").read_text()).items():
         for subject, broken in expected["findings"].items():
             (op,) = [f.op for f in FUNCTIONS if f.name == subject]
             found += [(f"ops:{op}:{subject}", version, rule.split()[1]) for rule in broken]
-    for version, probes in json.loads((FIXTURES / "workers.expected.json").read_text()).items():
-        found += [(signature_of(probe, rule), version, "option") for probe, rules in probes.items() for rule in rules]
     return found
 
 
@@ -62,12 +55,10 @@ def test_every_finding_of_a_release_is_in_the_table_with_its_release_and_reach(
     assert reach.split(":")[0] in entry.reaches
 
 
-@pytest.mark.parametrize(
-    ("tier", "file"), [("accounting", "accounting.expected.json"), ("ops", "releases.expected.json")]
-)
-def test_a_span_has_no_release_on_which_the_tests_see_nothing(tier: str, file: str) -> None:
+def test_a_span_has_no_release_on_which_the_tests_see_nothing() -> None:
+    tier = "ops"
     fixtures = [json.loads(path.read_text()) for path in sorted((FIXTURES / "replays").glob("*.json"))]
-    for version, expected in json.loads((FIXTURES / file).read_text()).items():
+    for version, expected in json.loads((FIXTURES / "releases.expected.json").read_text()).items():
         shown = set(expected["findings"]) | {
             fixture["signature"]
             for fixture in fixtures
@@ -183,7 +174,7 @@ def test_every_report_is_of_an_entry() -> None:
     assert reports == {entry.upstream for entries in TABLE.values() for entry in entries if entry.upstream}
 
 
-FINDING = found("accounting:I31:resolve", severity=Severity.WRONG_RESULT, reach="default")
+FINDING = found("scheduler:I64:committed", severity=Severity.WRONG_RESULT, reach="default")
 
 
 THREADS = '[threads]\n"issue #1" = "open"\n'
@@ -198,7 +189,7 @@ def test_what_the_table_says_otherwise_is_reported_beside_the_finding() -> None:
     assert entry.contradiction(replace(FINDING, severity=Severity.METRIC)) == ""  # a race without a wrong token
     assert "reach unknown" in entry.contradiction(replace(FINDING, reach="unknown"))
     assert triage_line("sglang", FINDING, LAST).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
-    assert triage_line("sglang", replace(FINDING, signature="accounting:I99:x"), LAST) == UNTRIAGED
+    assert triage_line("sglang", replace(FINDING, signature="scheduler:I99:x"), LAST) == UNTRIAGED
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from specsim.contracts.__main__ import page as operations_page
 from specsim.engine.rules.table import RULES as ACCOUNTING_RULES
 from specsim.rules.table import CHECKS
 from specsim.tiers.ops.rules import RULES
-from specsim.tiers.workers.rules import WORKER_RULES
 from specsim.verdict import Severity
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +31,7 @@ def test_the_documented_rules_are_the_rules() -> None:
     documented = dict(re.findall(r"^\| (\S+ \(O\d+\)) \| (.+) \|$", VERDICT, re.MULTILINE))
     assert documented == {rule.label: rule.sentence for rule in RULES}
     accounting = re.findall(r"^\| (\S+ \([A-Z]\d+\)) \| ([a-z-]+) \| (.+) \|$", VERDICT, re.MULTILINE)
-    rules = (*ACCOUNTING_RULES, *WORKER_RULES, *(check.rule for check in CHECKS))
+    rules = (*ACCOUNTING_RULES, *(check.rule for check in CHECKS))
     assert accounting == [(rule.label, rule.severity, rule.sentence) for rule in rules]
 
 

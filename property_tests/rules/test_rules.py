@@ -22,11 +22,10 @@ from specsim.engine.rules.checked_engine import checked_parts
 from specsim.engine.rules.table import BY_ID, CHECKS, RULES
 from specsim.engine.workload import draw_scenario
 from specsim.tiers.ops.rules import RULES as RULES_OF_OPS
-from specsim.tiers.workers.rules import WORKER_RULES
 
 ROOT = Path(__file__).parents[2]
 SCHEDULES_MAX = 600
-NUMBERS = {rule.id for rule in (*RULES, *WORKER_RULES, *RULES_OF_OPS)}
+NUMBERS = {rule.id for rule in (*RULES, *RULES_OF_OPS)}
 # A run that hangs or dies breaks these, and only the process that started it is there to say so.
 HELD_BY_THE_PARENT = {"X2", "X3"}
 # A user's own rules and choosers: test_extension.py shows these.
@@ -83,7 +82,7 @@ def test_a_rule_that_is_switched_off_is_not_evaluated() -> None:
 
 
 def test_every_rule_has_a_number_and_a_name_of_its_own_in_every_tier() -> None:
-    every = [*RULES, *WORKER_RULES, *RULES_OF_OPS]
+    every = [*RULES, *RULES_OF_OPS]
     assert len({rule.id for rule in every}) == len({rule.slug for rule in every}) == len(every)
     assert all(re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", rule.slug) for rule in every)
     assert BY_ID["I32"].label == "stale-result (I32)"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.engines.sglang.accounting import FEATURES_OF_RELEASES
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.world.scheduler import rows_of
 from specsim.world.workload import FEATURES as DRAWN
@@ -24,7 +22,6 @@ class Feature:
     `option`     field of the release's server arguments; "" for what a request asks for or the scheduler does by itself
     `setup`      fields of Setup that turn it on, together; ALWAYS where every setup has it
     `drawn`      kind of things that the scheduler tier draws
-    `accounting` feature of the accounting tier; ALWAYS where every accounting has it
     `judged`     kernels and functions that the ops tier compares with the reference
     """
 
@@ -32,7 +29,6 @@ class Feature:
     option: str = ""
     setup: tuple[str, ...] = ()
     drawn: str = ""
-    accounting: str = ""
     judged: tuple[str, ...] = ()
 
     def is_run_by(self, worker: str) -> bool:
@@ -42,75 +38,64 @@ class Feature:
         setups = (SETUPS[row] for row in rows_of(SETUPS, worker))
         return bool(self.setup) and any(setup.settings.keys() >= set(self.setup) for setup in setups)
 
-    def is_run_by_accounting(self, features: Collection[str]) -> bool:
-        """Whether an accounting with these features runs it."""
-        return self.accounting == ALWAYS or self.accounting in features
-
 
 FEATURES = (
     Feature(
         "EAGLE drafts, a chain",
         option="speculative_algorithm",
         setup=(ALWAYS,),
-        accounting=ALWAYS,
         judged=("caller:run_eagle_verify, chains",),
     ),
     Feature(
         "EAGLE drafts, a tree",
         option="speculative_eagle_topk",
         setup=("topk",),
-        accounting=ALWAYS,
         judged=("function:organize_draft_results", "function:build_tree_kernel_efficient", "caller:run_eagle_verify"),
     ),
-    Feature("trees in pages", option="page_size", setup=("topk", "page_size"), accounting="paged trees"),
+    Feature("trees in pages", option="page_size", setup=("topk", "page_size")),
     Feature(
         "a draft model for each step",
         option="enable_multi_layer_eagle",
         setup=("multi_layer",),
-        accounting="draft pools",
         judged=("caller:MultiLayerEagleDraftWorker._draft_extend_for_prefill", "kernel:rotate_input_ids"),
     ),
-    Feature("draft steps that adapt", option="speculative_adaptive", setup=("adaptive",), accounting="adaptive steps"),
-    Feature("overlap", option="disable_overlap_schedule", setup=(ALWAYS,), accounting=ALWAYS),
-    Feature("no overlap", option="disable_overlap_schedule", setup=("overlap",), accounting=ALWAYS),
+    Feature("draft steps that adapt", option="speculative_adaptive", setup=("adaptive",)),
+    Feature("overlap", option="disable_overlap_schedule", setup=(ALWAYS,)),
+    Feature("no overlap", option="disable_overlap_schedule", setup=("overlap",)),
     Feature(
         "pages of several tokens",
         option="page_size",
         setup=("page_size",),
-        accounting=ALWAYS,
         judged=("kernel:alloc_extend", "kernel:alloc_decode"),
     ),
-    Feature("prefix cache", option="disable_radix_cache", setup=(ALWAYS,), accounting="radix cache"),
-    Feature("chunked prefill", option="chunked_prefill_size", setup=("chunk",), accounting="chunked prefill"),
-    Feature("prefill and decode in one batch", option="enable_mixed_chunk", setup=("mixed",), accounting="mixed chunk"),
-    Feature("retraction", option="schedule_conservativeness", setup=("reserve",), accounting=ALWAYS),
+    Feature("prefix cache", option="disable_radix_cache", setup=(ALWAYS,)),
+    Feature("chunked prefill", option="chunked_prefill_size", setup=("chunk",)),
+    Feature("prefill and decode in one batch", option="enable_mixed_chunk", setup=("mixed",)),
+    Feature("retraction", option="schedule_conservativeness", setup=("reserve",)),
     Feature("priorities, preemption", option="enable_priority_scheduling", setup=("priorities",)),
-    Feature("sessions", option="enable_streaming_session", setup=("sessions",), accounting="session retractions"),
-    Feature("sliding window", option="swa_full_tokens_ratio", setup=("window",), accounting="sliding window"),
-    Feature("CUDA graphs", option="disable_cuda_graph", setup=("graphs",), accounting="graph padding"),
-    Feature("aborts", drawn="aborts", accounting=ALWAYS),
-    Feature("pauses", drawn="pauses", accounting="pauses"),
+    Feature("sessions", option="enable_streaming_session", setup=("sessions",)),
+    Feature("sliding window", option="swa_full_tokens_ratio", setup=("window",)),
+    Feature("CUDA graphs", option="disable_cuda_graph", setup=("graphs",)),
+    Feature("aborts", drawn="aborts"),
+    Feature("pauses", drawn="pauses"),
     Feature("flushes of the cache", drawn="flushes"),
-    Feature("stop tokens", drawn="stop tokens", accounting=ALWAYS),
-    Feature("stop strings", drawn="stop strings", accounting="stop strings"),
+    Feature("stop tokens", drawn="stop tokens"),
+    Feature("stop strings", drawn="stop strings"),
     Feature(
         "grammars",
         option="grammar_backend",
         drawn="grammars",
-        accounting="grammar",
         judged=("kernel:apply_token_bitmask",),
     ),
     Feature(
         "penalties",
         drawn="penalties",
-        accounting="penalties",
         judged=("caller:eagle_sample, penalties", "function:BatchedPenalizerOrchestrator.apply"),
     ),
-    Feature("logprobs of answers", drawn="logprobs", accounting="logprobs"),
+    Feature("logprobs of answers", drawn="logprobs"),
     Feature(
         "temperature, top-p, top-k",
         setup=("sampled",),
-        accounting="sampling",
         judged=("caller:eagle_sample, tree", "caller:eagle_sample, chain"),
     ),
     Feature("min-p", judged=("caller:eagle_sample, min_p",)),
@@ -147,11 +132,10 @@ def judged_of(release: str) -> set[str]:
 
 def table(release: str) -> str:
     """Markdown."""
-    accounting = FEATURES_OF_RELEASES | set(expected("accounting", release)["more_features"])
-    columns = ["feature", "option", "scheduler", "scheduler, release's worker", "accounting", "ops"]
+    columns = ["feature", "option", "scheduler", "scheduler, release's worker", "ops"]
     lines = [columns, ["--"] * len(columns)]
     for feature in FEATURES:
-        ran = (feature.is_run_by("fake"), feature.is_run_by("release"), feature.is_run_by_accounting(accounting))
+        ran = (feature.is_run_by("fake"), feature.is_run_by("release"))
         option = f"`--{feature.option.replace('_', '-')}`" if feature.option else ""
         names = ", ".join(f"`{name.partition(':')[2]}`" for name in feature.judged)
         lines.append([feature.name, option, *("yes" if one else "" for one in ran), names])

@@ -20,7 +20,7 @@ RESULTS = "srt/managers/scheduler_components/batch_result_processor.py"
 SCHEDULER = "srt/managers/scheduler.py"
 SETTINGS = """
 [tool.specsim]
-select = ["scheduler:*", "workers:*"]
+select = ["scheduler:*"]
 schedules = 5
 cases = 1
 attempts = 1

@@ -192,14 +192,13 @@ def _look(folder: Path, killed: Killed) -> None:
     from specsim.fuzz.batch import run_batch_here
     from specsim.fuzz.batches import batch_at, plan_from_json
     from specsim.fuzz.store import Store
-    from specsim.lifting.cache import Cache
     from specsim.verdict import NotRun
 
     with closing(sqlite3.connect(folder / "c.db")) as connection:
         whole = connection.execute("PRAGMA integrity_check").fetchone()[0]
         if whole != "ok":
             killed.wrong.append(f"integrity_check: {whole}")
-    target = load_accounting(parse_target(TARGET), Cache(folder))
+    target = load_accounting(parse_target(TARGET))
     assert not isinstance(target, NotRun)
     with Store.open(folder / "c.db") as store:
         rows = {row.number: row for row in store.batches()}

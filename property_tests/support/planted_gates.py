@@ -22,9 +22,8 @@ from threading import Lock
 from property_tests.support.kept_rows import Row, kept_rows
 from property_tests.support.planted_findings import NEW, OLD, cases
 from specsim.commands.limits import CI_SCHEDULES
-from specsim.tiers.registry import TIERS
 
-SCHEDULES = CI_SCHEDULES // TIERS["scheduler"].counts_as
+SCHEDULES = CI_SCHEDULES
 SEEDS = range(1, 21)
 PAIRED = ("P04", "P07", "P08", "P12", "P13", "P19", "P26", "P29", "P30", "Q01", "Q02", "Q03", "Q04")
 """Defects that are found alone, in functions of their own."""

@@ -3,34 +3,27 @@
 make expected VERSIONS="A B"
 
 An entry that is there is made anew, so a release has to be read by a person before its difference is committed. The
-tests of `property_tests/releases` and `property_tests/tiers/test_workers.py` compare with the same functions.
+tests of `property_tests/releases` compare with the same functions.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
-from property_tests.support import release_accounting
-from property_tests.support.known_releases import FEW, FIXTURES
+from property_tests.support.known_releases import FIXTURES
 from property_tests.support.release_schedules import SCHEDULES, shown_by, signatures_of
 from specsim.choices.chooser import replayed
 from specsim.contracts.contract import Case
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
-from specsim.engine.config import EngineConfig
-from specsim.engine.request import Turn
-from specsim.engine.workload import Scenario, Workload
 from specsim.engines.packages import open_source
-from specsim.engines.probe import Probe
-from specsim.engines.sglang.accounting import FEATURES_OF_RELEASES, SglangHostTarget
 from specsim.engines.sglang.operations import FUNCTIONS, logits
-from specsim.engines.sglang.probes import probes_of
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.target import ReleaseTarget
 from specsim.files import read_json, write_json
@@ -39,7 +32,6 @@ from specsim.lifting.source import SourceTree
 from specsim.tiers.ops.finding import signature_of
 from specsim.tiers.ops.run import Outcome, run_case
 from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, Limits, SubjectResult, check_subject, chooser_of, worst_of
-from specsim.tiers.workers.probing import ProbeResult, check_probe
 
 # Tensor functions, and the few kernels beside them: functions.expected.json has these, releases.expected.json the rest.
 FUNCTION_NAMES = {f.name for f in FUNCTIONS} | {f"kernel:{k.op}" for k in logits.KERNELS}
@@ -142,32 +134,6 @@ def of_functions(source: SourceTree, cache: Cache) -> dict[str, Any]:
     }
 
 
-# The accounting
-
-WITHOUT_OVERLAP = Scenario(EngineConfig(overlap=False), Workload((Turn("r", (3, 4), 4),)))
-
-
-def _of_accounting(source: SourceTree, cache: Cache) -> dict[str, Any]:
-    target = SglangHostTarget(source, cache)
-
-    def parts_of(kind: str) -> list[str]:
-        return [part.name for part in target.parts if part.kind == kind]
-
-    def is_inline(where: str) -> bool:
-        path, line = where.split(":")
-        return not source.read(path).splitlines()[int(line) - 1].lstrip().startswith(("def ", "class "))
-
-    return {
-        "findings": release_accounting.findings(target),
-        "sessions": target.reach(EngineConfig(), "session save"),
-        "runs_without_overlap": release_accounting.run(target, 0, WITHOUT_OVERLAP) is not None,
-        "more_features": sorted(target.features - FEATURES_OF_RELEASES),
-        "ours": parts_of("model"),
-        "inline": [part.name for part in target.parts if part.kind == "real" and is_inline(part.where)],
-        "not_run": parts_of("not run"),
-    }
-
-
 # Schedulers
 
 
@@ -176,35 +142,12 @@ def _of_scheduler(source: SourceTree, cache: Cache) -> list[str]:
     return signatures_of(shown_by(source.version, SCHEDULES, "0")["schedules"])
 
 
-# Workers
-
-
-def checked_probes(probes: Iterable[Probe], cases: int = 40) -> dict[str, ProbeResult]:
-    return {probe.name: check_probe(probe, seed=0, cases=cases) for probe in probes}
-
-
-def of_probes(results: dict[str, ProbeResult]) -> dict[str, list[str]]:
-    """The entry of workers.expected.json: the rules that each probe breaks."""
-    return {name: sorted({found.rule for found in result.findings}) for name, result in results.items()}
-
-
-def _of_workers(source: SourceTree, cache: Cache) -> dict[str, Any]:
-    return of_probes(checked_probes(probes_of(source, cache)[0]))
-
-
 MADE_BY: dict[str, Callable[[SourceTree, Cache], Any]] = {
     "releases": _of_operations,
-    "accounting": _of_accounting,
     "functions": of_functions,
     "scheduler": _of_scheduler,
-    "workers": _of_workers,
 }
 """What makes an entry of `fixtures/NAME.expected.json`, by NAME."""
-
-
-def files_of(version: str) -> list[str]:
-    """The files that have an entry of a release: that of workers has the few that every run of the tests reads."""
-    return [name for name in MADE_BY if name != "workers" or version in FEW]
 
 
 def write(file: Path, version: str, entry: Any) -> None:
@@ -222,7 +165,7 @@ def main() -> None:
     cache = open_cache()
     for version in asked.versions:
         source = open_source(ReleaseTarget(version), cache)
-        for name in asked.only or files_of(version):
+        for name in asked.only or MADE_BY:
             file = FIXTURES / f"{name}.expected.json"
             entry = MADE_BY[name](source, cache)
             is_new = json.loads(file.read_text()).get(version) != entry

@@ -36,7 +36,7 @@ def free_numbers() -> list[str]:
     """Of docs/verdict.md: by letter the number after the last one that the page names, be it of a rule or not."""
     named = re.findall(r"\b([A-Z])(\d{1,2})\b", (DOCS / "verdict.md").read_text(encoding="utf-8").split(BEGIN)[0])
     named += [(check.rule.id[0], check.rule.id[1:]) for check in CHECKS]
-    last = {letter: max(int(number) for of, number in named if of == letter) for letter in "DIKMOSTWX"}
+    last = {letter: max(int(number) for of, number in named if of == letter) for letter in "DIKMOSTX"}
     return ["", "# Free numbers", "", f"{', '.join(f'{letter}{number + 1}' for letter, number in last.items())}."]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from property_tests.support.command_line import specsim
-from specsim.lifting.cache import Cache
 
 
 @pytest.fixture
@@ -131,48 +129,3 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, argument
     assert ended.returncode == 2, ended.stdout
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def edited_release(folder: Path, source: Any, first_statement: str) -> str:
-    """The release's files in a folder, with a statement put first in its `resolve`; returns the TARGET."""
-    from specsim.engines.sglang.accounting import SglangHostTarget
-    from specsim.lifting.lift import parse_module
-
-    target = SglangHostTarget(source, Cache(folder / "lifted"))
-    (where,) = [part.where for part in target.parts if part.name == "resolve"]
-    path, line = where.rsplit(":", 1)
-    function = next(
-        node
-        for node in ast.walk(parse_module(source, path).tree)
-        if isinstance(node, ast.FunctionDef) and node.lineno == int(line)
-    )
-    for name in source.paths("srt"):
-        if name.endswith(".py"):
-            (folder / "sglang" / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "sglang" / name).write_text(source.read(name))
-    lines = source.read(path).splitlines()
-    start = function.body[0]
-    lines.insert(start.lineno - 1, " " * start.col_offset + first_statement)
-    (folder / "sglang" / path).write_text("\n".join(lines))
-    return f"sglang@{folder}"
-
-
-@pytest.mark.parametrize(
-    ("statement", "rule", "words"),
-    [
-        ("while True: pass", "X2", "does not end within 5 s"),
-        ("__import__('os').abort()", "X3", "ends its process (SIGABRT)"),
-        ("raise RuntimeError('broken')", "X1", "RuntimeError: broken"),
-    ],
-)
-def test_a_host_function_that_hangs_dies_or_raises_is_a_finding(
-    folder: Path, release: Any, statement: str, rule: str, words: str
-) -> None:
-    expected = json.loads((Path(__file__).parents[2] / "fixtures" / "releases.expected.json").read_text())
-    target = edited_release(folder, release(list(expected)[-1]), statement)
-    hang = ("--hang-seconds", "5" if rule == "X2" else "60")  # a busy machine is no hanging function
-    data = verdict_of(folder, target, "--schedules", "20", *hang)
-    found = {finding["rule"]: finding for finding in data["findings"]}
-    assert words in found[rule]["actual"]
-    ended = specsim(folder, "replay", found[rule]["replay"], *hang)
-    assert (ended.returncode, words in ended.stdout) == (1, True), ended.stdout

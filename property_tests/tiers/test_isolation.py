@@ -360,21 +360,6 @@ def test_a_wheel_that_cannot_be_read_is_not_checked(tmp_path: Path) -> None:
         WheelSource(wheel, SGLANG).read("srt/a.py")
 
 
-def test_a_syntax_error_in_a_checkout_ends_with_exit_code_2_or_is_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = tmp_path / "sglang" / "srt" / "speculative" / "eagle_worker_v2.py"
-    worker.parent.mkdir(parents=True)
-    worker.write_text("def broken(:\n")
-    monkeypatch.chdir(tmp_path)
-    for options, code in (([], 2), (["--bisect-run"], 125)):
-        with pytest.raises(SystemExit) as ended:
-            main(["check", "sglang@.", "--only", "accounting", "--budget-seconds", "5", *options])
-        assert ended.value.code == code
-        said = " ".join(capsys.readouterr().err.split())
-        assert "sglang@. cannot be checked: srt/speculative/eagle_worker_v2.py:1 is not Python (invalid syntax)" in said
-
-
 # ---- what a target does to the pipe
 
 
@@ -465,7 +450,6 @@ def test_no_more_processes_are_started_than_a_multiple_of_the_cores(
     commands = (
         ["check", "model", "a:b"],
         ["fuzz", "model"],
-        ["dev", "sweep"],
         ["mutants"],
         ["mutants", "--only", "ops"],
     )
@@ -660,11 +644,13 @@ def test_a_release_is_fetched_where_pip_is_configured_and_not_in_the_child(
         list(ask(question, 5.0))
 
 
+# Operations run in a process of their own, and no revision has an accounting.
+ABSENT = (("ops", "failure"), ("accounting", "search"))
+
+
 def test_every_mode_of_a_child_is_there() -> None:
     for tier in TIERS.values():
         for bulk in (False, True):
             module = importlib.import_module(tier.answers(request_of("model", Path(), tier=tier.name, bulk=bulk)))
             modes = ("check", "failure") if bulk else ("check", "failure", "replay", "shrink", "search")
-            assert all(
-                callable(getattr(module, mode, None)) for mode in modes if (tier.name, mode) != ("ops", "failure")
-            )
+            assert all(callable(getattr(module, mode, None)) for mode in modes if (tier.name, mode) not in ABSENT)

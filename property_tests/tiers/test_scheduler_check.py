@@ -13,7 +13,7 @@ import pytest
 from property_tests.support.toy_scheduler import ToyTarget, toy
 from specsim import replay_file
 from specsim.commands.one_target import alike_of
-from specsim.commands.suites import Asked, _lanes
+from specsim.commands.suites import Asked
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import RUST_TREE, SglangScheduler
@@ -151,7 +151,7 @@ def test_what_a_release_imports_in_earnest_comes_with_specsim() -> None:
 
 
 def asked(tmp_path: Path, **fields: Any) -> Asked:
-    counts = {"budget_seconds": 9.0, "seed": 0, "cases": 10, "schedules": 500, "strategy": "swarm", "hang_seconds": 9.0}
+    counts = {"budget_seconds": 9.0, "seed": 0, "cases": 10, "schedules": 500, "hang_seconds": 9.0}
     return Asked(
         **{
             "target": ReleaseTarget("0"),
@@ -165,17 +165,11 @@ def asked(tmp_path: Path, **fields: Any) -> Asked:
     )
 
 
-def test_a_check_of_a_release_runs_every_tier_and_one_of_five_schedules_of_its_scheduler(tmp_path: Path) -> None:
+def test_a_check_of_a_release_runs_its_operations_and_its_scheduler(tmp_path: Path) -> None:
     default = asked(tmp_path)
-    assert set(default.tiers) == set(TIERS)
-    assert [default.count(tier) for tier in ("accounting", "scheduler", "ops")] == [500, 100, 10]
+    assert default.tiers == ("ops", "scheduler")
+    assert [default.count(tier) for tier in ("scheduler", "ops")] == [500, 10]
     assert asked(tmp_path, only="scheduler").count("scheduler") == 500
-
-
-def test_a_scheduler_runs_beside_the_simulator_and_the_operations() -> None:
-    assert _lanes(tuple(TIERS)) == [("ops",), ("scheduler",), ("workers", "accounting")]
-    assert _lanes(("accounting",)) == [("accounting",)]
-    assert _lanes(("ops", "accounting")) == [("ops",), ("accounting",)]
 
 
 def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:

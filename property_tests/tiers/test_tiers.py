@@ -17,9 +17,9 @@ from specsim.isolation.conversation import ChildEnded
 from specsim.tiers import process
 from specsim.tiers.checking import run_suite
 from specsim.tiers.messages import At, Check, Differs, Done, End, Failure, Found, Request
+from specsim.tiers.ops.tier import OpsTier
 from specsim.tiers.registry import TIERS
 from specsim.tiers.transfer import broken, found
-from specsim.tiers.workers.tier import WorkersTier
 from specsim.verdict import CheckedSubject, Finding, NotRun, Rule, Severity, Suite, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +37,15 @@ RULES = MappingProxyType(
 DIES = "dies"
 
 
-class MadeUpTier(WorkersTier):
-    """A fourth tier: subjects of its own, and findings of its own rules."""
+class MadeUpTier(OpsTier):
+    """A fourth tier: subjects of its own, which run in its own process, and findings of its own rules."""
 
     name = "made-up"
+    resumes_skipped = False
+    end_rules = ("X3", "X2")
+
+    def blames(self, request: Request) -> bool:
+        return True
 
     @property
     def rules(self) -> Any:
@@ -60,7 +65,7 @@ def done(subject: str, cases: int = 9) -> Done:
 
 
 def found_of(subject: str, title: str = "wrong") -> Found:
-    stored = json.loads((ROOT / "fixtures" / "replays" / "no-penalties-at-verification.json").read_text())
+    stored = json.loads((ROOT / "fixtures" / "replays" / "bonus-token-stride.json").read_text())
     replay = replay_file.from_json(stored, ROOT)
     fields: dict[str, Any] = {"expected": "1", "actual": "2", "reach": "default", "where": "", "count": 1}
     return found(broken(RULES["X1"], title=title, signature=f"made-up:{subject}:X1", tier="made-up", **fields), replay)
@@ -168,10 +173,10 @@ def lines_that_ask(source: str) -> list[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
             constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
-            lines += [node.lineno] if constants & {"ops", "accounting", "workers"} else []
+            lines += [node.lineno] if constants & {"ops", "accounting"} else []
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
             names = set(ast.unparse(node).replace(".", " ").replace(")", " ").split())
-            lines += [node.lineno] if names & {"OpReplay", "ScheduleReplay", "WorkerReplay"} else []
+            lines += [node.lineno] if names & {"OpReplay", "ScheduleReplay"} else []
     return lines
 
 
@@ -182,5 +187,5 @@ def test_nothing_outside_the_tiers_asks_which_tier_it_has() -> None:
 
 
 def test_a_question_about_the_tier_would_be_noticed() -> None:
-    source = 'if tier == "ops":\n    pass\nx = isinstance(stored, replay_file.OpReplay)\ny = name in ("a", "workers")\n'
+    source = 'if tier == "ops":\n    pass\nx = isinstance(stored, replay_file.OpReplay)\ny = a in ("a", "accounting")\n'
     assert lines_that_ask(source) == [1, 3, 4]

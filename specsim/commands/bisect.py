@@ -23,7 +23,7 @@ def bisect(
         Path | None, typer.Option(metavar="PATH", help="Search the history of this git repository, untouched.")
     ] = None,
     rule: Annotated[
-        str | None, typer.Option(metavar="ID", help="Ask for a rule of the simulator, in schedules of one seed.")
+        str | None, typer.Option(metavar="ID", help="Ask for a rule of schedulers, in the schedules of one seed.")
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="ops:NAME", help="Ask for one operation, on cases.")] = None,
     seed: Annotated[str, typer.Option("--seed", help="A number or a commit hash; for --rule and --only.")] = "0",

@@ -352,8 +352,8 @@ def _troubles(found: Merged) -> Table | None:
 
 
 def _matrices(found: Merged) -> list[Matrix]:
+    from specsim.engine.marks import MARKS
     from specsim.engine.rules.table import CONDITIONAL
-    from specsim.tiers.accounting.sweep import MARKS
 
     conditional = sorted(check.rule.id for check in CONDITIONAL)
     targets = sorted(target for target, features in found.coverage.items() if features)

@@ -34,11 +34,11 @@ from specsim.verdict import FAILS_BY_DEFAULT
 class CheckCommand(Command):
     """`check`, whose options are too many for one list. Those of `developers` are of `specsim dev check` alone."""
 
-    developers: ClassVar[Sequence[str]] = ("canary", "mutant", "kernels", "strategy", "write", "pin_to", "one_core")
+    developers: ClassVar[Sequence[str]] = ("canary", "mutant", "write", "pin_to", "one_core")
     is_of_developers: ClassVar[bool] = False
     groups: ClassVar[Mapping[str, Sequence[str]]] = {
-        "What is checked": ("provider", "only", "worker", "fixtures", "use_fixtures", "kernels", "mutant", "canary"),
-        "How much": ("budget_seconds", "cases", "schedules", "attempts", "shrinks", "ci", "seed", "strategy", "bulk"),
+        "What is checked": ("provider", "only", "worker", "fixtures", "use_fixtures", "mutant", "canary"),
+        "How much": ("budget_seconds", "cases", "schedules", "attempts", "shrinks", "ci", "seed", "bulk"),
         "What is reported": ("select", "ignore", "fail_on"),
         "Beside a baseline": ("baseline", "update_baseline", "allow_not_run", "require_reached", "bisect_run"),
         "What is printed": ("verbose", "quiet", "show_not_run", "github"),
@@ -99,7 +99,7 @@ def check(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="TIER", help="Run one tier only: ops, workers, accounting or scheduler; ops:NAME for one operation."
+            metavar="TIER", help="Run one tier only: ops, accounting or scheduler; ops:NAME for one operation."
         ),
     ] = None,
     budget_seconds: Annotated[
@@ -140,11 +140,7 @@ def check(
     use_fixtures: Annotated[
         bool, typer.Option("--known/--no-known", help="Run the replay files of known findings first.")
     ] = True,
-    strategy: Annotated[str, typer.Option(help="How schedules are made: swarm, pct, delays.")] = "swarm",
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
-    kernels: Annotated[
-        str, typer.Option(metavar="PROVIDER", help="Move accepted KV in the model by reference, triton or a TARGET's.")
-    ] = "",
     worker: Annotated[
         str,
         typer.Option(
@@ -229,7 +225,6 @@ def check(
     """Check a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
     matrix: targets across, findings down.
     """
-    from specsim.choices.search_strategies import STRATEGIES
     from specsim.commands.limits import limits_of
     from specsim.commands.one_target import check_one_target
     from specsim.commands.suites import FIXTURES, Asked
@@ -249,7 +244,6 @@ def check(
         one_of("--worker", worker, ("fake", "release"))
         if worker != "fake" and tier != "scheduler":
             raise UsageError(f"--worker {worker} without --only scheduler", "it is of that tier: add --only scheduler")
-        one_of("--strategy", strategy, tuple(STRATEGIES))
         if bulk and tier != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
         chosen = expand_targets(target or ["model"], RELEASES)
@@ -260,7 +254,7 @@ def check(
             "--schedules": limits.schedules,
             "--device": device,
         }
-        options |= {"--hang-seconds": hang_seconds, "--strategy": strategy}
+        options |= {"--hang-seconds": hang_seconds}
         options |= {"--worker": worker} if worker != "fake" else {}
         given: dict[str, Any] = {
             "--attempts": limits.attempts,
@@ -292,7 +286,7 @@ def check(
             if bulk:
                 raise UsageError("--bulk with several targets", "give one target at a time")
             of_a_verdict = {"--verbose": verbose, "--quiet": quiet, "--show-not-run": show_not_run}
-            of_the_model = {"--mutant": mutant, "--canary": canary, "--kernels": kernels}
+            of_the_model = {"--mutant": mutant, "--canary": canary}
             for option in (name for name, value in of_a_verdict.items() if value):
                 raise UsageError(f"{option} with several targets", "it is of the verdict of one: name one target")
             for option in (name for name, value in of_the_model.items() if value):
@@ -311,8 +305,6 @@ def check(
         raise typer.Exit(_sing())
     if mutant:
         _require_mutant(mutant, parsed.text, tier)
-    if kernels and parsed.text != "model":
-        raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: dev check model --kernels")
     asked = Asked(
         target=parsed,
         cache=open_cache(cache_dir),
@@ -325,13 +317,11 @@ def check(
         attempts=limits.attempts,
         # A mutant is put back to see what finds it.
         fixtures=(fixtures or FIXTURES) if use_fixtures and not mutant else None,
-        strategy=strategy,
         out=out,
         device=device,
         hang_seconds=hang_seconds,
         bulk=bulk,
         mutant=mutant,
-        kernels=kernels,
         worker=worker,
         shrinks=shrinks,
         one_core=one_core,

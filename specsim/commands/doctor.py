@@ -115,10 +115,7 @@ def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
     return [
         Working("ops", "cpu", bool(imported), problem or "in Triton's interpreter"),
         Working("ops", "cuda", bool(gpus), ", ".join(gpus) or no_gpu),
-        Working(
-            "accounting", "cpu", True, "of the model; of releases and checkouts too" if imported else "of the model"
-        ),
-        Working("workers", "cpu", bool(imported), problem or "of releases and checkouts"),
+        Working("accounting", "cpu", True, "of the model"),
         Working("scheduler", "cpu", bool(imported), problem or "of releases and checkouts"),
     ]
 

@@ -350,7 +350,7 @@ class _Campaign:
                 run_again(self._store, text, version, limits, goes_on, tell)
 
     def _show(self, result: BatchResult, outcome: Outcome, line: Line) -> None:
-        from specsim.tiers.accounting.sweep import MARKS
+        from specsim.engine.marks import MARKS
 
         progress = line.progress
         self._marks |= {name.removeprefix("mark:") for name in result.features if name.startswith("mark:")}

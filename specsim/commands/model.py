@@ -1,12 +1,10 @@
-"""The commands that work on the model: its mutants, its small scopes, many schedules of it, and compiling it."""
+"""The commands that work on the model: its mutants, its small scopes, and compiling it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,7 +18,7 @@ from specsim.commands.options import (
 )
 from specsim.deadline import Deadline
 from specsim.errors import UsageError
-from specsim.files import is_replaced, save_json, save_text, write_json
+from specsim.files import save_json, save_text
 from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import FINDING, INTERRUPTED, NOT_CHECKED, PASS
 
@@ -264,62 +262,3 @@ def compile_simulator(
     typer.echo(f"{'compiled into' if found is None else 'compiled before, in'} {folder}")
     if json_file is not None:
         save_json(json_file, {"folder": str(folder), "compiled_now": found is None})
-
-
-def sweep(
-    schedules: Annotated[int, typer.Option(min=1, help="Schedules of the default swarm, from 0 on.")] = 1_000_000,
-    seed: SeedOption = "0",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
-    write: Annotated[
-        Path | None, output_file("--write", "--json", help="Write the counts to this file, every half minute too.")
-    ] = None,
-    budget_seconds: Annotated[
-        float | None,
-        typer.Option("--budget-seconds", min=1.0, max=SECONDS_MAX, help="End after them, with what was counted."),
-    ] = None,
-) -> None:
-    """Count many schedules of the model: events, findings, and how often each interleaving and feature was reached. An
-    interrupt keeps and prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
-    """
-    deadline = Deadline.after(budget_seconds)
-    seed_number = parse_seed(seed)
-    from specsim.bench.environment import environment
-    from specsim.report.live import live
-    from specsim.report.terminal import print_sweep
-    from specsim.tiers.accounting.parallel_sweep import Swept, run
-    from specsim.tiers.accounting.sweep import MARKS, Counts
-
-    processes = allowed_jobs(jobs)
-    where = environment()
-
-    def counts_of(swept: Swept) -> dict[str, Any]:
-        typer.echo(f"{swept.counts.schedules} of {schedules} schedules, {swept.seconds:.0f} s", err=True)
-        ran = {"environment": where, "processes": processes, "seconds": round(swept.seconds, 1)}
-        return {**swept.to_json(), **ran}
-
-    def keep(swept: Swept) -> None:
-        counts = counts_of(swept)
-        if write is not None and is_replaced(write):
-            with suppress(UsageError):  # it is told when the last counts cannot be written either
-                write_json(write, counts)
-
-    with live(f"sweeping {schedules:,} schedules", budget_seconds) as line:
-
-        def tell(parts: Collection[Counts]) -> None:
-            broken = {signature for part in parts for signature in part.broken}
-            reached = {mark for part in parts for mark in part.marks}
-            line.part_done(sum(part.schedules for part in parts), schedules)
-            line.progress.events = sum(part.events for part in parts)
-            line.progress.findings = len(broken)
-            line.progress.marks, line.progress.marks_of = len(reached.intersection(MARKS)), len(MARKS)
-
-        swept = run(seed_number, schedules, processes, keep, on_parts=tell, deadline=deadline)
-    counts = counts_of(swept)
-    if write is not None:
-        save_json(write, counts)
-    print_sweep(swept.to_json())
-    if swept.ended:
-        typer.echo(
-            f"specsim: {swept.ended}; the same schedules again: specsim dev sweep --seed {seed_number}", err=True
-        )
-    raise typer.Exit(FINDING if swept.counts.broken else INTERRUPTED if swept.is_interrupted else PASS)

@@ -64,14 +64,12 @@ class Asked:
     seed: int
     cases: int
     schedules: int
-    strategy: str
     out: Path
     device: str
     hang_seconds: float
     operation: str = ""
     bulk: bool = False
     mutant: str = ""
-    kernels: str = ""
     worker: str = "fake"
     shrinks: bool = True
     known: frozenset[str] = frozenset()
@@ -90,8 +88,8 @@ class Asked:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """The tiers to run: of a selection those that it may be of. A mutant is of what schedules run: operations and
-        worker functions are not touched.
+        """The tiers to run: of a selection those that it may be of. A mutant is of what schedules run: operations are
+        not touched.
         """
         from specsim.tiers.registry import TIERS
 
@@ -113,9 +111,7 @@ class Asked:
         """Cases of each operation, or schedules, that a tier runs at most."""
         from specsim.tiers.registry import TIERS
 
-        if TIERS[tier].unit == "cases":
-            return self.cases
-        return self.schedules if self.only else max(1, self.schedules // TIERS[tier].counts_as)
+        return self.cases if TIERS[tier].unit == "cases" else self.schedules
 
 
 def verdict_of(asked: Asked) -> Verdict:
@@ -138,6 +134,9 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     from specsim.engines.target import ReleaseTarget
     from specsim.tiers.registry import TIERS
 
+    if not asked.tiers:
+        of_it = ", ".join(name for name, tier in TIERS.items() if tier.is_of(asked.target))
+        raise UsageError(f"nothing that is selected is of {asked.name}", f"select rules or signatures of {of_it}")
     verdict = Verdict(asked.name, asked.seed, timed=asked.budget_seconds < math.inf, fail_on=asked.fail_on)
     started = time.monotonic()
     if asked.one_core:
@@ -145,8 +144,8 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     counted = [asked.count(tier) for tier in asked.tiers if TIERS[tier].unit == "schedules"]
     line.progress.schedules_of = sum(counted)
     deadline = started + asked.budget_seconds
-    running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in _lanes(asked.tiers)]
-    ran = [result for results in running for result in results()]
+    running = [beside(partial(_run, tier, asked, line, deadline)) for tier in asked.tiers]
+    ran = [result() for result in running]
     verdict.suites = [suite for suite, _ in ran]
     found, version = [finding for _, findings in ran for finding in findings], _version(asked)
     if version is not None:
@@ -167,30 +166,6 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     verdict.findings = [finding for finding in taken if finding.follows not in signatures]
     verdict.seconds = time.monotonic() - started
     return verdict
-
-
-def _lanes(tiers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Tiers that run beside one another, in turn those of a lane. The first tier takes longest; worker functions take
-    seconds, and then their core is the simulator's. A scheduler takes all the time that it gets.
-    """
-    from specsim.tiers.registry import TIERS
-
-    alone = [tier for tier in tiers if tier == tiers[0] or TIERS[tier].counts_as > 1]
-    lanes = [*((tier,) for tier in alone), tuple(tier for tier in tiers if tier not in alone)]
-    return [lane for lane in lanes if lane]
-
-
-def _run_in_turn(tiers: Sequence[str], asked: Asked, line: Line, deadline: float) -> list[tuple[Suite, list[Finding]]]:
-    """Each until those after it need the rest of the budget, by their shares."""
-    from specsim.tiers.registry import TIERS
-
-    shares = [TIERS[tier].budget_share for tier in tiers]
-    ran = []
-    for number, tier in enumerate(tiers, 1):
-        rest = sum(shares[number:]) / sum(shares)
-        end = deadline - (asked.budget_seconds * rest if rest else 0.0) if deadline < math.inf else math.inf
-        ran.append(_run(tier, asked, line, end))
-    return ran
 
 
 def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, list[Finding]]:
@@ -220,8 +195,6 @@ def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, l
         first=skipped_operations.recall(asked.cache, asked.target.text) if remembers else (),
         bulk=asked.bulk,
         mutant=asked.mutant,
-        kernels=asked.kernels,
-        strategy=asked.strategy,
         worker=asked.worker,
         lines={file: list(lines) for file, lines in asked.lines.items()},
     )

@@ -28,9 +28,8 @@ def announce_replay(
 ) -> None:
     """Say which code a replay of the file on `target` runs, unless the target was `named` on the command line."""
     from specsim.engines.packages import require_there
-    from specsim.findings.trust import code_of
 
-    announce(file, code_of(stored, target), (target,) if named else (), trust, remedy)
+    announce(file, [target], (target,) if named else (), trust, remedy)
     if not named:
         require_there(target, file, stored.source)
 

@@ -1,8 +1,8 @@
 """The accounting seam: what the scheduler's loop calls, and the model's own implementation of it.
 
-A release's host functions take the model's place behind the same protocol (`specsim.engines`). Eras of an engine count
-in different conventions, so the loop and the rules read abstract observables only (`Observed`), and the model is
-written against KVready: the positions whose KV is written, or will be when launched work is done.
+Another accounting may take the model's place behind the same protocol (`specsim.engine.rules.extension`). Each counts
+in its own conventions, so the loop and the rules read abstract observables only (`Observed`), and the model is written
+against KVready: the positions whose KV is written, or will be when launched work is done.
 """
 
 from __future__ import annotations

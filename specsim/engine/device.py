@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specsim.engine import model
@@ -30,8 +30,6 @@ from specsim.engine.sampling_params import Counts
 from specsim.engine.scalar_tree import Attention, build_tree
 from specsim.engine.scalar_verify import fill_bonus_tokens, verify_tree_greedy
 
-Move = Callable[[list[int], list[int], list[int]], None]
-
 
 @dataclass(frozen=True, slots=True)
 class ContentError:
@@ -44,8 +42,7 @@ class ContentError:
 
 class Device:
     """KV content by slot, and the stream of launches. `has_distributions`: some requests are sampled, or want logprobs.
-    `move(content, target, source)` moves the KV of accepted paths in place of this model's own move; `locations` say
-    where drafts and nodes go in place of this model's own rows.
+    `locations` say where drafts and nodes go in place of this model's own rows.
     """
 
     def __init__(
@@ -53,11 +50,9 @@ class Device:
         config: EngineConfig,
         *,
         has_distributions: bool = False,
-        move: Move | None = None,
         locations: Locations | None = None,
     ) -> None:
         self._config = config
-        self._move = move
         self._locations_of_target = locations
         self._has_distributions = has_distributions
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
@@ -345,28 +340,17 @@ class Device:
         counts = sequence.counts if row.counts is None else row.counts
         return TreeDistribution(row.request, row.plan.parents, counts, relaxed)
 
-    def _left_by_kernel(self, move: Move, row: LaunchRow, path: list[int]) -> list[int]:
-        """Move the KV of the accepted path by a kernel; no node is left to be moved."""
-        start = len(self.sequences[row.key].chain)
-        source = [start + node for node in path if start + node < len(row.slots)]
-        target = range(start, start + len(source))
-        for content, slots in ((self.content, row.slots), (self.swa_content, row.swa_slots)):
-            if slots:
-                move(content, [slots[at] for at in target], [slots[at] for at in source])
-        return []
-
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
         token.
         """
         sequence = self.sequences[row.key]
         start = len(sequence.chain)
-        nodes = path if self._move is None else self._left_by_kernel(self._move, row, path)
-        moved = [self.content[row.slots[start + node]] for node in nodes if start + node < len(row.slots)]
+        moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
         if row.swa_slots:
-            reach = [start + node for node in nodes if start + node < len(row.slots)]
+            reach = [start + node for node in path if start + node < len(row.slots)]
             for offset, fingerprint in enumerate([self.swa_content[row.swa_slots[at]] for at in reach]):
                 self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]

@@ -18,7 +18,7 @@ from specsim.engine.accounting import Accounting, HostFunctionError, Memory
 from specsim.engine.admission import Admission
 from specsim.engine.arrivals import Arrivals
 from specsim.engine.batch import Batch
-from specsim.engine.device import Device, Move
+from specsim.engine.device import Device
 from specsim.engine.event_log import EventLog, Run
 from specsim.engine.launch import Launch, LaunchRow
 from specsim.engine.launches import Launches
@@ -41,7 +41,7 @@ class UnsupportedScenarioError(Exception):
 
 class Engine:
     """One run of a scenario on an accounting over its memory, which `observer` watches. The run ends when nothing is
-    left to do, or when the observer stops it. `move` is the device's.
+    left to do, or when the observer stops it.
 
     Its parts, each of which may use those before it: `requests`, `batch`, `arrivals`, `launches`, `admission`,
     `results`. The engine itself knows where the host is.
@@ -76,7 +76,6 @@ class Engine:
         memory: Memory,
         accounting: Accounting,
         observer: Observer,
-        move: Move | None = None,
     ) -> None:
         config, workload = scenario.config, scenario.workload
         refusal = accounting.refuses(config)
@@ -96,7 +95,7 @@ class Engine:
             seam, requests, retractions_max=workload.retractions_max, has_distributions=has_distributions
         )
         self.arrivals = Arrivals(seam, workload, requests, batch)
-        device = Device(config, has_distributions=has_distributions, move=move, locations=locations)
+        device = Device(config, has_distributions=has_distributions, locations=locations)
         self.launches = launches = Launches(seam, batch, device, needs_table=locations is not None)
         self.admission = Admission(seam, requests, batch, launches)
         self.results = Results(seam, requests, batch, launches, self.admission, has_distributions=has_distributions)

@@ -102,6 +102,9 @@ OPTIONS = (
     "retract",
 )
 
+MARKS = (*INTERLEAVINGS, *LIFE, *OPTIONS)
+"""All of them, pairs apart."""
+
 
 def features_of(config: EngineConfig) -> set[str]:
     """The options of a configuration that are on, as marks."""

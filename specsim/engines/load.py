@@ -1,5 +1,4 @@
-"""From a TARGET to what can be tested of it: its operations, its accounting, its worker functions, its
-scheduler."""
+"""From a TARGET to what can be tested of it: its operations, its accounting, its scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
     from specsim.contracts.provider import Provider
-    from specsim.engines.probe import Probe
     from specsim.world.scheduler import SchedulerTarget
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
@@ -73,10 +71,8 @@ def _function(named: tuple[str, str]) -> Callable[..., Any]:
     return function
 
 
-def load_accounting(
-    target: Target, cache: Cache, on_rehearsal: Callable[[], None] = lambda: None
-) -> AccountingTarget | NotRun:
-    """The accounting of a target, or why it has none. `on_rehearsal` is called while it is made."""
+def load_accounting(target: Target) -> AccountingTarget | NotRun:
+    """The accounting of a target, or why it has none."""
     if isinstance(target, ModelTarget):
         return ModelAccountingTarget()
     if isinstance(target, PythonTarget):
@@ -84,20 +80,7 @@ def load_accounting(
         if isinstance(value, Extension):
             return ExtensionTarget(target.text, value)
         return NotRun("accounting", "a mapping of operations has no accounting")
-    maker = _engine(target).subjects.get("accounting")
-    if maker is None:
-        return NotRun("accounting", f"specsim reads no accounting of {_name(target)}: check it with --only ops")
-    accounting: AccountingTarget | NotRun = _function(maker)(target, cache, on_rehearsal)
-    return accounting
-
-
-def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]]:
-    """The probes of a target's worker functions, and those that are not run; none for what is no engine."""
-    maker = None if isinstance(target, ModelTarget | PythonTarget) else _engine(target).subjects.get("workers")
-    if maker is None:
-        return [], [NotRun("workers", "only releases and checkouts of an engine have worker functions")]
-    probes: tuple[list[Probe], list[NotRun]] = _function(maker)(target, cache)
-    return probes
+    return NotRun("accounting", "only the model and a user's own module have an accounting")
 
 
 def load_scheduler(

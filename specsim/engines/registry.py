@@ -54,8 +54,6 @@ ENGINES = {
         "",
         {
             "ops": ("specsim.engines.sglang.cuda_subjects", "sglang_provider"),
-            "accounting": ("specsim.engines.sglang.accounting", "sglang_accounting"),
-            "workers": ("specsim.engines.sglang.probes", "sglang_probes"),
             "scheduler": ("specsim.engines.sglang.scheduler.target", "sglang_scheduler"),
         },
         source=SGLANG,

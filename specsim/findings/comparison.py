@@ -50,11 +50,9 @@ class Reach:
             "cases": 1,
             "schedules": 1,
             "judged": [dict(zip(("op", "subject"), one.partition(":")[::2], strict=True)) for one in below],
-            "seam": [{"name": one, "kind": "real"} for one in below],
             "setups": below,
             "not_run": [{"what": what, "why": why} for what, why in reasons.items()],
         }
-        suite["seam"] += [{"name": what, "kind": "not run", "why": why} for what, why in reasons.items()]
         return TIERS[tier].why_not_checked(suite, rest) if rest and tier in TIERS else ""
 
 
@@ -64,7 +62,6 @@ def reach_of(suites: Sequence[Mapping[str, Any]]) -> Reach:
     for suite in suites:
         name = suite["name"]
         below = [f"{checked['op']}:{checked['subject']}" for checked in suite["judged"]]
-        below += [part["name"] for part in suite["seam"] if part["kind"] == "real"]
         below += (*suite.get("setups", ()), *suite.get("trees", ()))
         ran |= {name, *(f"{name}:{one}" for one in below)} if suite["cases"] or suite["schedules"] else set()
     return Reach(

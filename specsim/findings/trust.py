@@ -1,4 +1,4 @@
-"""Which code a file chooses to run. A replay file names a target, and a provider of kernels; a store names targets.
+"""Which code a file chooses to run. A replay file names a target, a store names several.
 
 A release and a checkout are said before they are run. `module:object` is refused unless whoever runs it named it, or
 trusts the file: it is any module that Python finds, the folder that the file came in included.
@@ -6,20 +6,10 @@ trusts the file: it is any module that Python finds, the folder that the file ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from specsim.engines.target import ModelTarget, PythonTarget, parse_target
 from specsim.errors import UsageError
-from specsim.replay_file import Replay
-
-OUR_KERNELS = ("", "reference", "triton")
-
-
-def code_of(stored: Replay, target: str) -> Iterator[str]:
-    """The targets whose code is run when a file is replayed on `target`."""
-    yield target
-    if target == stored.target and stored.kernels not in OUR_KERNELS:
-        yield stored.kernels
 
 
 def require_named(

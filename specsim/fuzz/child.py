@@ -156,7 +156,7 @@ def main() -> None:
 def _load(request: BatchRequest) -> Loaded:
     text, cache = request.target, Path(request.cache)
     version = version_of(parse_target(text), Cache(cache))
-    target = load_target(text, cache)
+    target = load_target(text)
     # What forks only read stays one copy.
     gc.collect()
     gc.freeze()

@@ -6,7 +6,7 @@ own modules is followed there and lifted too. What cannot be found that way is r
 
 Two ways. `lift` is for kernels and what launches them: `torch`, `triton` and `tl` are given, a few names come from
 shims, and the slice is written to the cache as a real file, because Triton's interpreter reads a kernel's source from
-its file and silently skips its rewriting when it cannot. `lift_method` and `lift_together` are for host functions,
+its file and silently skips its rewriting when it cannot. `lift_method` is for host functions,
 methods and classes: the caller gives the names that must not come from the source, the tree is compiled under the
 file's own path, and a traceback names the line of the source.
 """
@@ -19,7 +19,7 @@ import dis
 import hashlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 from specsim.errors import UsageError
 from specsim.isolation.phases import running
-from specsim.lifting.function_lines import LINES_RUN, as_function, assignments, note_lines
 from specsim.lifting.source import SourceTree
 
 
@@ -228,11 +227,6 @@ class Lifter:
         self._loaded: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
         self._host_values: dict[tuple[int, str, str], Any] = {}
         self.attributes: set[str] = set()  # that host functions which were lifted use of anything
-        self.lines_run: dict[str, set[int]] = {}  # of host functions, by file
-
-    def again(self) -> Lifter:
-        """Another lifter of the same source, for lifts that are given something else."""
-        return Lifter(self.source, self._store, self._shims)
 
     def module(self, path: str) -> ParsedModule:
         if path not in self._parsed:
@@ -266,47 +260,21 @@ class Lifter:
         return LiftedFunction(name, None, where, parameter_names(nodes[0]), body_hash(nodes[-1]))
 
     def lift_method(self, path: str, name: str, given: Mapping[str, Any]) -> LiftedFunction:
-        """Lift the host function, method (`Class.method`) or class `name`; `given` as for `lift_together`."""
-        return self.lift_together(path, (name,), given)[name]
+        """Lift the host function, method (`Class.method`) or class `name` of the file `path`.
 
-    def lift_together(self, path: str, names: Iterable[str], given: Mapping[str, Any]) -> dict[str, LiftedFunction]:
-        """Lift host functions, methods and classes of the file `path` into one namespace.
-
-        A name that they use is looked up in `given`, in the module, among its imports and those inside the bodies.
+        A name that it uses is looked up in `given`, in the module, among its imports and those inside the bodies.
         Imports of the release inside a body are taken out of it, and so are decorators, but for those that make a
         property, a static or class method, a context manager or a dataclass. Raises DriftError when a name is not
         found, or when a wanted function has no body.
         """
         module = self.module(path)
-        wanted = {name: find_definitions(module, name) for name in names}
-        found = self._host_namespace(module, wanted, given, ())
-        return {
-            name: LiftedFunction(
-                name=name,
-                value=found[name],
-                where=f"{path}:{nodes[0].lineno}",
-                parameters=parameter_names(nodes[0]) if isinstance(nodes[0], ast.FunctionDef) else (),
-                body_hash=body_hash(nodes[-1]),
-            )
-            for name, nodes in wanted.items()
-        }
-
-    def lift_local(self, path: str, function: str, name: str, given: Mapping[str, Any]) -> LiftedFunction:
-        """Lift the statements of a function that assign to its local variable `name`, as a function of the parameters
-        that they use, which returns it. Raises DriftError when there are none.
-        """
-        module = self.module(path)
-        found = assignments(find_definitions(module, function)[-1], name)
-        if not found:
-            raise DriftError(f"not found: {name} of {function} in {path}")
-        made = as_function(find_definitions(module, function)[-1], name, found)
-        value = self._host_namespace(module, {made.name: [made]}, given, ())[made.name]
+        nodes = find_definitions(module, name)
         return LiftedFunction(
-            name=made.name,
-            value=value,
-            where=f"{path}:{found[0].lineno}",
-            parameters=parameter_names(made),
-            body_hash=body_hash(made),
+            name=name,
+            value=self._host_namespace(module, {name: nodes}, given, ())[name],
+            where=f"{path}:{nodes[0].lineno}",
+            parameters=parameter_names(nodes[0]) if isinstance(nodes[0], ast.FunctionDef) else (),
+            body_hash=body_hash(nodes[-1]),
         )
 
     def _host_namespace(
@@ -317,8 +285,7 @@ class Lifter:
         trail: tuple[str, ...],
     ) -> dict[str, Any]:
         """The values of the wanted names. Methods are made one by one, the rest in the namespace that they share."""
-        lines_run = self.lines_run.setdefault(module.path, set())
-        namespace: dict[str, Any] = {"__name__": __name__, LINES_RUN: lines_run.update}
+        namespace: dict[str, Any] = {"__name__": __name__}
         kept: dict[int, ast.stmt] = {}
         inner: dict[str, tuple[str, str]] = {}
         methods: dict[str, list[ast.stmt]] = {}
@@ -361,7 +328,6 @@ class Lifter:
     def _prepared(self, module: ParsedModule, node: ast.stmt, inner: dict[str, tuple[str, str]]) -> ast.stmt:
         prepared = _prepare_for_host(module, node, inner)
         self.attributes.update(child.attr for child in ast.walk(prepared) if isinstance(child, ast.Attribute))
-        note_lines(prepared)
         return prepared
 
     def _origin(self, module: ParsedModule, name: str, inner: Mapping[str, tuple[str, str]]) -> tuple[str, str]:

@@ -315,13 +315,13 @@ def _hit_by(verdict: Verdict, finding: Finding) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One thing that was checked. `part` says what kind of thing it is; `result` is ok, finding, not called or ""."""
+    """One thing that was checked. `part` says what kind of thing it is; `result` is ok, finding or ""."""
 
     part: str
     name: str
     more: str
     where: str
-    calls: str
+    count: str
     result: str
 
 
@@ -335,17 +335,10 @@ def _rows(suite: Suite, verdict: Verdict) -> list[_Row]:
     if suite.schedules:
         result = "finding" if any(signature.startswith(f"{suite.name}:") for signature in wrong) else "ok"
         rows.append(_Row("schedules", "schedules", f"{suite.events:,} events", "", f"{suite.schedules:,}", result))
-    for part in suite.seam if any(part["kind"] == "real" for part in suite.seam) else ():
-        if part["kind"] != "not run":
-            name, is_real = part["name"], part["kind"] == "real"
-            found = any(s.startswith(f"{suite.name}:") and s.endswith(f":{name}") for s in wrong)
-            result = "not called" if is_real and not part["calls"] else "finding" if found else "ok"
-            calls = f"{part['calls']:,} ({part['lines_run']}/{part['lines']} lines)" if is_real else ""
-            rows.append(_Row("function", name, part["kind"], part["where"], calls, result))
     return rows
 
 
-_RESULTS = {"ok": "ok", "finding": "with a finding", "not called": "not called"}
+_RESULTS = {"ok": "ok", "finding": "with a finding"}
 
 
 def _counts(suite: Suite, verdict: Verdict) -> str:
@@ -366,12 +359,12 @@ def _counts(suite: Suite, verdict: Verdict) -> str:
 def _print_table(console: Console, verdict: Verdict) -> None:
     table = table_of(
         f"{verdict.target}, seed {verdict.seed}",
-        *("suite", "operation", "implementation", "where", "cases or calls", "result"),
+        *("suite", "operation", "implementation", "where", "cases", "result"),
     )
-    styles = {"ok": "[green]ok[/]", "finding": "[red]finding[/]", "not called": "[yellow]not called[/]"}
+    styles = {"ok": "[green]ok[/]", "finding": "[red]finding[/]"}
     for suite in verdict.suites:
         for row in _rows(suite, verdict):
-            cells = (suite.name, *map(escape, (row.name, row.more, row.where)), row.calls, styles[row.result])
+            cells = (suite.name, *map(escape, (row.name, row.more, row.where)), row.count, styles[row.result])
             table.add_row(*cells)
     show(console, table)
 

@@ -1,4 +1,4 @@
-"""A verdict as JUnit XML: a test case for each implementation, seam function and finding.
+"""A verdict as JUnit XML: a test case for each implementation and finding.
 
 What is known from the baseline, and what was not run, is skipped, with the reason.
 """

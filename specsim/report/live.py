@@ -54,7 +54,7 @@ class Progress:
     by_tier: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def take(self, message: Mapping[str, Any], elapsed: float) -> None:
-        """Take what a child of a tier counted: `events`, `findings`, `marks`, `marks_of` and `schedules`. Tiers that
+        """Take what a child of a tier counted: `events`, `findings` and `schedules`. Tiers that
         run at once are added up.
         """
         if self.events is None:
@@ -63,7 +63,6 @@ class Progress:
         told = self.by_tier.values()
         self.counts["schedules"] = sum(one["schedules"] for one in told)
         self.events, self.findings = sum(one["events"] for one in told), sum(one["findings"] for one in told)
-        self.marks, self.marks_of = sum(one["marks"] for one in told), sum(one["marks_of"] for one in told)
 
 
 def line_of(progress: Progress, elapsed: float) -> str:
@@ -153,7 +152,7 @@ class Line:
         self.tell()
 
     def counted(self, message: Mapping[str, Any]) -> None:
-        """A child counted events, findings and marks."""
+        """A child counted events, findings and schedules."""
         self.progress.take(message, self.elapsed)
         self.tell()
 

@@ -50,28 +50,6 @@ def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed:
     console.print(f"not found: {' '.join(missed) or 'none'}")
 
 
-def print_sweep(data: dict[str, Any]) -> None:
-    """The counts of a sweep, a line for each mark that is rare and each rule that broke."""
-    console = console_of()
-    table = table_of(f"{data['schedules']:,} schedules of seed {data['seed']}", "mark", "schedules", "share")
-    for mark, reached in data["marks"].items():
-        table.add_row(escape(mark), f"{reached['schedules']:,}", f"{reached['share']:.4%}")
-    show(console, table)
-    for mark, reached in data["rare"].items():
-        console.print(
-            f"   fewer than {data['rarer_than']:,}: {escape(mark)}, {reached['schedules']:,}, {reached['share']:.4%}"
-        )
-    for signature, broken in data["findings"].items():
-        console.print(
-            f"   [bold red]{escape(signature)}[/]: {broken['schedules']:,} schedules, first {broken['first']}",
-            soft_wrap=True,
-        )
-    console.print(
-        f"{data['schedules']:,} schedules, {data['events']:,} events, {data['events_median']} in the median, "
-        f"{len(data['findings'])} findings, digest {data['digest']}{', ' + data['ended'] if data['ended'] else ''}"
-    )
-
-
 def table_of(title: str, *columns: str) -> Table:
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:

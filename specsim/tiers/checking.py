@@ -78,7 +78,7 @@ class _Checked:
                     if (found := self.findings.pop(differs.gone, None)) is not None and found.replay:
                         Path(found.replay).unlink(missing_ok=True)
                 self.suite.schedules, self.suite.events = message.schedules, message.events
-                self.suite.seam, self.suite.setups, self.suite.trees = message.seam, message.setups, message.trees
+                self.suite.setups, self.suite.trees = message.setups, message.trees
                 self.suite.not_run += message.not_run
                 self.suite.ran_lines, self.suite.coverage = message.ran_lines, message.coverage
             case Lost():

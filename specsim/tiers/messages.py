@@ -89,8 +89,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `fixtures`      folder of replay files whose cases are run first, "" for none
     `device`        "cpu", "cuda" or "auto"; `operation` the one that is run, "" for all; the implementations `first`
                     before the others; `bulk` for thousands of cases a launch
-    `mutant`        id of a mutant that is put into the model, "" for none; `kernels` the provider whose kernels the
-                    model uses, "" for none; `strategy` one of `specsim.choices.search_strategies`
+    `mutant`        id of a mutant that is put into the model, "" for none
     `worker`        "fake" or "release": under a release's scheduler
     `lines`         of the target's files, of which schedules note whether they are run
     `root`          folder with the files of a git revision, "" for another target and where none are imported
@@ -113,8 +112,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     first: tuple[str, ...] = ()
     bulk: bool = False
     mutant: str = ""
-    kernels: str = ""
-    strategy: str = "swarm"
     worker: str = "fake"
     root: str = ""
     lines: dict[str, list[int]] = {}
@@ -173,17 +170,16 @@ class Differs(msgspec.Struct, frozen=True):
 
 
 class End(Message, tag="end"):
-    """All subjects are done. `seam` says which functions of the target were run, `setups` on which of its setups
-    schedules were; `nondeterministic` what did not run the same twice; `ran_lines`, by FILE:LINE, in how many schedules
-    each of the request's lines was run; `coverage`, by file, how much of the target was; `trees` those of
-    its radix trees on which they were, where it has more than one.
+    """All subjects are done. `setups` says on which of the target's setups schedules were; `nondeterministic` what did
+    not run the same twice; `ran_lines`, by FILE:LINE, in how many schedules each of the request's lines was run;
+    `coverage`, by file, how much of the target was; `trees` those of its radix trees on which they were, where it has
+    more than one.
     """
 
     is_last: ClassVar[bool] = True
     not_run: list[NotRun]
     schedules: int = 0
     events: int = 0
-    seam: list[dict[str, Any]] = msgspec.field(default_factory=list)
     setups: list[str] = msgspec.field(default_factory=list)
     nondeterministic: list[Differs] = msgspec.field(default_factory=list)
     ran_lines: dict[str, int] = msgspec.field(default_factory=dict)

@@ -6,12 +6,10 @@ from specsim.tiers.accounting.tier import AccountingTier
 from specsim.tiers.ops.tier import OpsTier
 from specsim.tiers.scheduler.tier import SchedulerTier
 from specsim.tiers.tier import Tier, label_of
-from specsim.tiers.workers.tier import WorkersTier
 from specsim.verdict import Rule
 
 TIERS: dict[str, Tier] = {
     "ops": OpsTier(),
-    "workers": WorkersTier(),
     "scheduler": SchedulerTier(),
     "accounting": AccountingTier(),
 }

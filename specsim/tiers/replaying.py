@@ -37,7 +37,7 @@ def request_of(
     stored: Stored, target: str, cache: Path, hang_seconds: float, *, device: str | None = None, as_found: bool = True
 ) -> Request:
     """The request for the case of a replay file on a target, with `device` in place of the one that it was found on.
-    With `as_found` a mutant and kernels that it was found with are put into the target that it was found on.
+    With `as_found` a mutant that it was found with is put into the target that it was found on.
     """
     is_seeded = as_found and target == stored.target
     return Request(
@@ -50,7 +50,6 @@ def request_of(
         hang_seconds=hang_seconds,
         device=device or stored.device or "cpu",
         mutant=stored.mutant if is_seeded else "",
-        kernels=stored.kernels if is_seeded else "",
     )
 
 

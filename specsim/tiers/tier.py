@@ -122,7 +122,6 @@ class Tier(Protocol):
     `unit`            what is counted: "cases" or "schedules"
     `by_default`      whether a check without --only runs it
     `budget_share`    of a target's time, where each tier has its part
-    `counts_as`       schedules that one of its own counts as: a check of several tiers by counts runs one in so many
     `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
                       drawn, and whether each run of a batch can be made again alone
     `draws_alike`     whether each of its schedules is drawn without regard to the others, so that how many show a
@@ -139,7 +138,6 @@ class Tier(Protocol):
     unit: Literal["cases", "schedules"]
     by_default: bool
     budget_share: float
-    counts_as: int
     batch_count: int
     batch_weight: int
     has_single_runs: bool

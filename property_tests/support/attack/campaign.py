@@ -43,12 +43,10 @@ _LOADED_BEFORE = (
     "specsim.tiers.child",
     "specsim.findings.matrix",
     "specsim.tiers.ops.answers",
-    "specsim.tiers.workers.answers",
     "specsim.kernels",
     "specsim.contracts.registry",
     "specsim.report.page.render",
     "specsim.report.terminal",
-    "specsim.engines.sglang.accounting",
     "specsim.engines.sglang.provider",
 )
 

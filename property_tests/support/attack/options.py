@@ -25,7 +25,6 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "targets": (("targets",), ("targets", sources.ENGINE)),
     "explore": (("explore", "--states", "30", "--budget-seconds", "2"),),
     "mutants": (("mutants", "A01", "--seeds", "1", "--schedules", "3", "--jobs", "1", "--budget-seconds", "3"),),
-    "sweep": (("dev", "sweep", "--schedules", "5", "--jobs", "1", "--budget-seconds", "3"),),
     "fuzz": (
         ("fuzz", "model", "--only", "accounting", "--jobs", "1", "--budget-seconds", "3", "--store", "new.db"),
         ("fuzz", "--again", "0:3", "--store", STORE),
@@ -35,7 +34,7 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "doctor": (("doctor",),),
     "bench": (("bench", "nosuchbenchmark"),),
 }
-NEVER_FINDING = ("check", "fuzz", "doctor", "template", "explore", "sweep")
+NEVER_FINDING = ("check", "fuzz", "doctor", "template", "explore")
 # They cost minutes, need a machine of their own, or start what has no end.
 LEFT_OUT = {"--ray", "--ci", "--canary", "--full", "--blind", "--bulk", "--help", "--peer", "--rounds", "--github"}
 PATHS = (

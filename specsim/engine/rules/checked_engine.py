@@ -7,7 +7,6 @@ from collections.abc import Callable
 from specsim.choices.chooser import Chooser
 from specsim.engine.accounting import Accounting, Memory, ModelAccounting, make_memory
 from specsim.engine.config import require_runnable
-from specsim.engine.device import Move
 from specsim.engine.loop import Engine
 from specsim.engine.rules.checker import Checker
 from specsim.engine.rules.ledger import SlotLedger
@@ -21,16 +20,15 @@ def checked_engine(
     chooser: Chooser,
     accounting: Callable[[Memory], Accounting] = ModelAccounting,
     stop_at: str = "",
-    move: Move | None = None,
     rules: tuple[Rule, ...] = RULES,
 ) -> Engine:
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory that it calls back. The
-    run ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
+    run ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
     A rule that is not among `rules` is not checked.
 
     Raises UsageError for a configuration that cannot be run, UnsupportedScenarioError when the accounting refuses it.
     """
-    return Engine(scenario, chooser, *checked_parts(scenario, accounting, stop_at, rules), move)
+    return Engine(scenario, chooser, *checked_parts(scenario, accounting, stop_at, rules))
 
 
 def checked_parts(

@@ -17,7 +17,6 @@ from typing import Any
 
 from specsim.choices.chooser import RecordingChooser, Tape
 from specsim.engine.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed, OwnFunctions
-from specsim.engine.accounting_target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.engine.config import EngineConfig
 from specsim.engine.features import FEATURES
 from specsim.engine.memory.allocator import OutOfSlotsError
@@ -71,7 +70,6 @@ class ExtensionTarget:
     def __init__(self, name: str, extension: Extension) -> None:
         self.name = name
         self.features = extension.features
-        self.parts = [SeamPart(part, "model") for part in (*PARTS, *TREE_PARTS, *MEMORY_PARTS)]
         self._extension = extension
 
     def make(self, memory: Memory) -> Any:

@@ -8,45 +8,33 @@ compared with the nearest: what is the same, what drifted, and what has to be ad
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
-from specsim.engines.sglang import host_names
-from specsim.engines.sglang.host_lifting import lift_host_functions
 from specsim.engines.sglang.operations import FUNCTIONS, logits
 from specsim.engines.sglang.operations.not_lifted import NOT_LIFTED
-from specsim.engines.sglang.penalties import NOT_FED
-from specsim.engines.sglang.probes import probes_of
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.sglang.releases import RELEASES
 from specsim.errors import UsageError
 from specsim.files import read_json
-from specsim.lifting.lift import DriftError, Lifter, TextStore, body_hash, class_functions, parameter_names
+from specsim.lifting.lift import Lifter, TextStore, parameter_names
 from specsim.lifting.source import SourceTree
 from specsim.lifting.versions import is_version
 
 FORMAT = "specsim.known/1"
 FILE = Path(__file__).with_name("known_functions.json")
 
-# Where a maintainer adds what is missing, by tier.
-_TABLES = {
-    "ops": "the tables KERNELS and CALLERS of specsim/engines/sglang/operations",
-    "accounting": "the table HOST_FUNCTIONS of specsim/engines/sglang/host_names.py",
-    "workers": "the tables at the top of specsim/engines/sglang/multi_layer.py and penalties.py",
-}
-_STUBS = {
-    "ops": "specsim/engines/sglang/operations",
-    "accounting": "specsim/engines/sglang/host_objects.py",
-    "workers": "specsim/engines/sglang/multi_layer.py or penalties.py",
-}
+# Where a maintainer adds what is missing.
+_TABLES = "the tables KERNELS and CALLERS of specsim/engines/sglang/operations"
+_STUBS = "specsim/engines/sglang/operations"
 
 
 # Reasons that end when another function is there.
-_NOTHING_TO_ADD = ("its kernel could not be lifted", "sessions need")
+_NOTHING_TO_ADD = ("its kernel could not be lifted",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +49,6 @@ class Surveyed:
     body_hash: str = ""
     why_not: str = ""
 
-    @property
-    def tier(self) -> str:
-        return self.key.partition(":")[0]
-
 
 @dataclass(frozen=True, slots=True)
 class KnownBody:
@@ -76,8 +60,8 @@ class KnownBody:
 
 
 # Functions that some releases do not have, and were not meant to have.
-_NOT_OF_EVERY_RELEASE = {f"ops:{function.what}" for function in FUNCTIONS}
-_NOT_OF_EVERY_RELEASE |= {f"ops:{kernel.op}" for kernel in logits.KERNELS}
+_KEYS = {function.what: f"ops:{function.op}:{function.name}" for function in FUNCTIONS}
+_NOT_OF_EVERY_RELEASE = {*_KEYS.values(), *(f"ops:{kernel.op}" for kernel in logits.KERNELS)}
 
 # Why calls are left alone although they could be lifted: that is no drift.
 _ON_PURPOSE = {call.why for call in NOT_LIFTED}
@@ -100,61 +84,20 @@ def survey(source: SourceTree, store: TextStore) -> list[Surveyed]:
         if entry.why.startswith(("not found", "signature changed", "cannot be lifted", "its kernel"))
         and entry.why not in _ON_PURPOSE
     ]
-    parts = lift_host_functions(source, store).parts
-    found += [
-        _host_function(lifter, function, _unless_not_fed(parts[function.part].why))
-        for function in _distinct(host_names.HOST_FUNCTIONS)
-    ]
-    probes, not_run = probes_of(source, store)
-    found += [_surveyed(lifter, f"workers:{probe.name}", probe.where, probe.source_hash) for probe in probes]
-    found += [Surveyed(f"workers:{entry.what}", why_not=_unless_not_fed(entry.why)) for entry in not_run]
     return found
-
-
-def _unless_not_fed(why: str) -> str:
-    """A release that feeds no penalizers has nothing to run there."""
-    return "" if NOT_FED in why else why
 
 
 def _key_of_missing(what: str) -> str:
     """The key that an operation would have if it were there: of a kernel, of a form of it "OP (FORM)", of a call of it
     "OP in FUNCTION".
     """
+    if what in _KEYS:
+        return _KEYS[what]
     op, inside, function = what.partition(" in ")
     if inside:
         return f"ops:{op}:caller:{function}"
     op, _, form = what.removesuffix(")").partition(" (")
     return f"ops:{op}:kernel:{op}:{form}" if form else f"ops:{op}:kernel:{op}"
-
-
-def _distinct(functions: Iterable[host_names.HostFunction]) -> list[host_names.HostFunction]:
-    return list({_host_key(function): function for function in functions}.values())
-
-
-def _host_key(function: host_names.HostFunction) -> str:
-    return f"accounting:{function.part}:{function.places[-1][1]}"
-
-
-def _host_function(lifter: Lifter, function: host_names.HostFunction, why_not: str) -> Surveyed:
-    for path, name in function.places:
-        try:
-            node = _definition(lifter, path, name) if lifter.source.exists(path) else None
-        except DriftError:
-            node = None
-        if node is not None:
-            parameters = parameter_names(node) if isinstance(node, ast.FunctionDef) else ()
-            return Surveyed(_host_key(function), f"{path}:{node.lineno}", parameters, body_hash(node), why_not)
-    missing = "" if function.optional else f"not found: {' or '.join(name for _, name in function.places)}"
-    return Surveyed(_host_key(function), why_not=why_not or missing)
-
-
-def _definition(lifter: Lifter, path: str, name: str) -> ast.FunctionDef | ast.ClassDef | None:
-    class_name, _, method = name.rpartition(".")
-    module = lifter.module(path)
-    if class_name:
-        return next(iter(class_functions(module, class_name).get(method, ())), None)
-    found = [s for s in module.definitions.get(name, ()) if isinstance(s, ast.FunctionDef | ast.ClassDef)]
-    return found[-1] if found else None
 
 
 def _surveyed(lifter: Lifter, key: str, where: str, source_hash: str) -> Surveyed:
@@ -257,7 +200,7 @@ def drifts(functions: Sequence[Surveyed], release: str, known: Known) -> list[Dr
 def _drift(function: Surveyed, release: str, known: Known) -> Drift:
     before = next((body for body in known.get(function.key, ()) if release in body.releases), None)
     absent = function.why_not.startswith(("not found", _NOTHING_TO_ADD[0]))
-    if absent and function.tier == "ops" and known and before is None:
+    if absent and known and before is None:
         return Drift(function, "same", f"{release} does not have it either")
     if not function.where:
         if before is None and function.key in _NOT_OF_EVERY_RELEASE:
@@ -288,13 +231,11 @@ def to_add(version: str | None, found: Sequence[Drift]) -> list[str]:
             continue
         what = function.key.partition(":")[2]
         if why.startswith("signature changed"):
-            todo.append(
-                f"{what}: read what the new parameters mean, then list them in {_TABLES[function.tier]} ({why})"
-            )
+            todo.append(f"{what}: read what the new parameters mean, then list them in {_TABLES} ({why})")
         elif why.startswith("not found"):
-            todo.append(f"{what}: add where it lives now to {_TABLES[function.tier]} ({why})")
+            todo.append(f"{what}: add where it lives now to {_TABLES} ({why})")
         else:
-            todo.append(f"{what}: give it what it needs in {_STUBS[function.tier]} ({why})")
+            todo.append(f"{what}: give it what it needs in {_STUBS} ({why})")
     if version and is_version(version) and version not in RELEASES:
         todo.append(
             f"add {version!r} to specsim/engines/sglang/releases.txt, and to {FILE.name} by `specsim targets --write`"

@@ -1,4 +1,4 @@
-"""What a lifted function of a worker is given in place of the rest of its release.
+"""What a lifted function is given in place of the rest of its release.
 
 A name that was not thought of is harmless until it is used, and then says so: a release that came to use it is not run
 instead of tested wrongly.

@@ -2,7 +2,7 @@
 
 An answer is good, bad, or that the revision cannot be checked, with the reason. It is "not checked" rather than good
 when something stood in the way of the defect: a function that could not be lifted, a configuration that is refused, a
-schedule that ended early because a host function raised.
+schedule that ended early because the scheduler raised.
 """
 
 from __future__ import annotations
@@ -136,30 +136,29 @@ class FileQuestion:
 
 
 class RuleQuestion:
-    """Whether a revision breaks a rule of the simulator in one of the schedules of a seed."""
+    """Whether the scheduler of a revision breaks a rule in one of the schedules of a seed."""
 
     def __init__(self, rule: str, limits: Limits) -> None:
-        from specsim.engine.rules.table import BY_ID
-
-        if rule not in BY_ID:
+        rules = TIERS["scheduler"].rules
+        if rule not in rules:
             raise UsageError(
-                f"--rule {rule!r} is no rule of the simulator",
-                f"give one of {', '.join(BY_ID)}; operations are checked with --only ops:NAME",
+                f"--rule {rule!r} is no rule of a scheduler",
+                f"give one of {', '.join(rules)}; operations are checked with --only ops:NAME",
             )
         self._rule = rule
         self._limits = limits
-        self.text = f"{BY_ID[rule].label}: {BY_ID[rule].sentence}"
+        self.text = f"{rules[rule].label}: {rules[rule].sentence}"
 
     def check(self, target: str, ask: Ask, hash_seed: str) -> RevisionVerdict:
         answer = _searched(self._request(target), ask, hash_seed, "a schedule")
         if isinstance(answer, RevisionVerdict):
             return answer
-        code, violation = codes(answer["seam"]), answer["violation"]
+        code, violation = codes(answer["code"]), answer["violation"]
         if violation is not None:
             why = f"{violation['signature']} in schedule {violation['schedule']}: {violation['actual']}"
             return RevisionVerdict(State.BAD, why, code, violation["part"])
         if answer["failed"] == answer["schedules"]:
-            reasons = "; ".join(sorted(answer["refused"])) or "a host function raises in each"
+            reasons = "; ".join(sorted(set(answer["refused"].values()))) or "it raises in each"
             return _skipped(f"no schedule could be checked ({reasons})")
         return RevisionVerdict(State.GOOD, f"no schedule of {answer['schedules']} breaks {self._rule}", code)
 
@@ -168,7 +167,7 @@ class RuleQuestion:
 
     def _request(self, target: str, write: str = "") -> Request:
         work = Search(what=self._rule, write=write)
-        return self._limits.search("accounting", target, self._limits.schedules, work)
+        return self._limits.search("scheduler", target, self._limits.schedules, work)
 
 
 @dataclass(slots=True)

@@ -31,12 +31,12 @@ def _read(path: Path) -> Any:
 
 def _matrix(folder: Path) -> Table | None:
     """Rows are signatures, columns releases. A release that a file does not know was not run on that tier."""
-    tiers = {name: _read(folder / f"{name}.expected.json") for name in _SIGNATURES}
+    tiers = {name: _read(folder / f"{name}.expected.json") for name in _EXPECTED}
     known = {name: data for name, data in tiers.items() if isinstance(data, dict)}
     versions = max((list(data) for data in known.values()), key=len, default=[])
     found: dict[str, dict[str, Cell]] = {}
-    for tier, data in known.items():
-        per_release = {version: _SIGNATURES[tier](entry) for version, entry in data.items()}
+    for data in known.values():
+        per_release = {version: _signatures(entry) for version, entry in data.items()}
         for signature in sorted(set().union(*per_release.values())):
             cells = {v: _FOUND if signature in per_release[v] else _CLEAN for v in per_release}
             found[signature] = {version: cells.get(version, _NOT_RUN) for version in versions}
@@ -47,16 +47,12 @@ def _matrix(folder: Path) -> Table | None:
     return Table("Which release has which bug", note, ["finding", *versions], rows)
 
 
-def _of_findings(entry: dict[str, Any]) -> set[str]:
-    return set(entry.get("findings", {}))
+def _signatures(entry: Any) -> set[str]:
+    return set(entry.get("findings", ()) if isinstance(entry, dict) else entry)
 
 
-def _of_probes(entry: dict[str, Any]) -> set[str]:
-    return {f"workers:{probe}:{rule}" for probe, rules in entry.items() for rule in rules}
-
-
-# By the name of fixtures/NAME.expected.json.
-_SIGNATURES = {"releases": _of_findings, "accounting": _of_findings, "workers": _of_probes}
+_EXPECTED = ("releases", "scheduler")
+"""NAME of each fixtures/NAME.expected.json whose signatures are listed."""
 
 
 def _mutants(folder: Path) -> Table | None:

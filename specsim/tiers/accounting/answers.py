@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts, replay_file
-from specsim.engine.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.engine.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.errors import UsageError
 from specsim.replay_file import ScheduleReplay
 from specsim.tiers.accounting.model_code import model_hash
-from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Finding, NotRun
 
 if TYPE_CHECKING:
-    from specsim.choices.search_strategies import Strategy
     from specsim.isolation.messages import Messages
     from specsim.tiers.accounting.schedules import KnownSchedule, SimulationResult
 
@@ -31,12 +30,8 @@ SEARCH_ATTEMPTS = 80  # at a smaller schedule of what a search found; `specsim s
 SUBJECT = "schedules"
 
 
-def load_target(
-    text: str, cache: Path, mutant: str = "", kernels: str = "", on_rehearsal: Callable[[], None] = lambda: None
-) -> Any:
-    """The accounting of a target, the mutant applied first. `on_rehearsal` is called before each schedule of its
-    rehearsal, the first of the target's code that runs: what comes before is specsim's own.
-    """
+def load_target(text: str, mutant: str = "") -> Any:
+    """The accounting of a target, the mutant applied first."""
     if mutant:
         from specsim.selfcheck.mutation import apply, find
 
@@ -45,33 +40,19 @@ def load_target(
         apply(find(mutant))
     from specsim.engines.load import load_accounting
     from specsim.engines.target import parse_target
-    from specsim.lifting.cache import Cache
 
-    target = load_accounting(parse_target(text), Cache(cache), on_rehearsal)
-    if kernels:
-        from specsim.engine.accounting_target import ModelTarget
-        from specsim.tiers.accounting.kernel_move import mover
-
-        if not isinstance(target, ModelTarget):
-            raise UsageError(f"--kernels {kernels} with {text}", "the model uses them: check model")
-        target.move = mover(kernels, cache)
-    return target
-
-
-def _target_of(request: Request, messages: Messages) -> Any:
-    on_rehearsal = lambda: messages.send(At(subject=SUBJECT))  # noqa: E731
-    return load_target(request.target, Path(request.cache), request.mutant, request.kernels, on_rehearsal)
+    return load_accounting(parse_target(text))
 
 
 def check(request: Request, work: Check, messages: Messages) -> None:
     """Simulate the target's accounting."""
     end = time.monotonic() + request.seconds
-    target = _target_of(request, messages)
+    target = load_target(request.target, request.mutant)
     if isinstance(target, NotRun):
         messages.send(End(not_run=[target]))
         return
     from specsim.engine.features import FEATURES
-    from specsim.tiers.accounting.schedules import SimulationResult, simulate, strategy_of
+    from specsim.tiers.accounting.schedules import SimulationResult, simulate
 
     messages.send(At(subject=SUBJECT, place={"features": sorted(target.features)}))
     known = set(request.known)
@@ -89,7 +70,6 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         schedules=request.count,
         deadline=end,
         on_schedule=on_schedule,
-        strategy=strategy_of(request.strategy, request.seed),
         result=result,
         stopped=interrupts.asked,
         shrinks=lambda signature: request.shrinks and signature not in known and not interrupts.asked(),
@@ -98,8 +78,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         on_known=lambda name: messages.send(At(subject=SUBJECT, known=name)),
         on_found=lambda found: messages.send(found_message(*finding_of(target, found, origin))),
     )
-    not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
-    not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
+    not_run = [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
     lacking = sorted(FEATURES - target.features)
     if lacking:
         not_run.append(NotRun(f"schedules with {', '.join(lacking)}", "the adapter of this target does not run them"))
@@ -109,7 +88,6 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         End(
             schedules=result.schedules,
             events=result.events,
-            seam=[asdict(part) for part in target.parts],
             not_run=not_run,
             nondeterministic=[Differs(what, text) for what, text in result.nondeterministic.items()],
         )
@@ -123,37 +101,32 @@ def _known_schedules(request: Request) -> list[KnownSchedule]:
     return [
         KnownSchedule(path.name, tuple(stored.tape), stored.signature)
         for path, stored in replay_file.load_all(request.fixtures)
-        if isinstance(stored, ScheduleReplay) and not stored.mutant and not stored.kernels
+        if isinstance(stored, ScheduleReplay) and not stored.mutant
     ]
 
 
 def _counts(result: SimulationResult) -> dict[str, int]:
     """What a live line shows."""
-    from specsim.tiers.accounting.sweep import MARKS
-
     return {
         "schedules": result.schedules,
         "events": result.events,
         "findings": len(result.signatures),
-        "marks": sum(mark in result.marks for mark in MARKS),
-        "marks_of": len(MARKS),
     }
 
 
 def failure(request: Request, work: Failure, messages: Messages) -> None:
-    """Make the finding of a schedule that took a child with it. Runs none of it, but those before it where the strategy
-    learns from them.
-    """
+    """Make the finding of a schedule that took a child with it. Runs none of it."""
     from specsim.choices.chooser import replayed
     from specsim.engine.features import FEATURES
     from specsim.engine.workload import draw_scenario
+    from specsim.tiers.accounting.schedules import chooser_of
 
     features = frozenset(work.place["features"]) if "features" in work.place else FEATURES
     if work.known:
         (tape,) = [known.tape for known in _known_schedules(request) if known.name == work.known]
         scenario = draw_scenario(replayed(tape), features)
     else:
-        chooser = _strategy_before(request, work.index, messages).chooser(work.index)
+        chooser = chooser_of(request.seed, work.index)
         scenario = draw_scenario(chooser, features)
         tape = chooser.tape
     rule = (SCHEDULE_TIMEOUT if work.hung else SCHEDULE_CRASH).id
@@ -162,16 +135,15 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a finding says of where it comes from: the target with its mutant and kernels, and the seed."""
+    """What a finding says of where it comes from: the target with its mutant, and the seed."""
 
     target: str
     seed: int
     mutant: str = ""
-    kernels: str = ""
 
 
 def origin_of(request: Request) -> Origin:
-    return Origin(request.target, request.seed, request.mutant, request.kernels)
+    return Origin(request.target, request.seed, request.mutant)
 
 
 def failure_of(
@@ -195,23 +167,7 @@ def failure_of(
         count=1,
         details=(f"schedule {index} of seed {origin.seed}",),
     )
-    return finding, _replay_of(finding, origin, "process", "", tape, scenario)
-
-
-def _strategy_before(request: Request, index: int, messages: Messages) -> Strategy:
-    """The strategy as it was before schedule `index`."""
-    from specsim.tiers.accounting.schedules import run_schedule, strategy_of
-
-    strategy = strategy_of(request.strategy, request.seed)
-    if request.strategy == "swarm":  # which learns nothing
-        return strategy
-    target = _simulated(request, messages)
-    for before in range(index):
-        messages.send(At(subject=SUBJECT, index=before))
-        schedule = run_schedule(target, strategy.chooser(before))
-        if schedule is not None:
-            schedule.teach(strategy)
-    return strategy
+    return finding, _replay_of(finding, origin, "process", tape, scenario)
 
 
 def replay(request: Request, work: Replay, messages: Messages) -> None:
@@ -221,7 +177,7 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
         from specsim.compiled.finder import uninstall
 
         uninstall()  # what is noted of trees is taken from within the device
-    target = _simulated(request, messages)
+    target = _simulated(request)
     messages.send(At(subject=SUBJECT))  # what ends the process from here on is the schedule's
     from specsim.choices.chooser import replayed
     from specsim.engine.loop import Engine
@@ -247,15 +203,13 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     if schedule is None:
         messages.send(Replayed(answer={"judged": False}))
         return
-    part = _part(target, stored.part)
     answer = dict(
         judged=True,
-        same_source=part.source_hash == stored.source_hash,
+        same_source=not stored.source_hash,
         same_model=model_hash() == stored.model_hash,
         digest=schedule.run.digest,
         scenario=_plain(schedule.scenario),
         events=[asdict(event) for event in schedule.run.log],
-        seam=[asdict(part) for part in target.parts],
         violations=[
             {
                 "rule": v.rule.id,
@@ -266,7 +220,7 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
                 "expected": v.expected,
                 "actual": v.actual,
                 "event": v.event,
-                "where": _part(target, v.part).where,
+                "where": "",
             }
             for v in schedule.run.violations
         ],
@@ -277,14 +231,14 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
 
 
 def _relative(file: str) -> str:
-    """The name of a lifted function's file; specsim's own are absolute, or in brackets."""
+    """The name of a file below the current folder; specsim's own are absolute, or in brackets."""
     return "" if file.startswith(("/", "<")) else file
 
 
 def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     """Shrink the schedule of a replay file, with more attempts than `check` takes."""
     stored = _stored(work.file)
-    target = _simulated(request, messages)
+    target = _simulated(request)
     messages.send(At(subject=SUBJECT))
     from specsim.choices.chooser import replayed
     from specsim.tiers.accounting import schedules
@@ -320,59 +274,19 @@ def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     messages.send(shrunk_message(*finding_of(target, found, origin_of(request)), before=before, after=after))
 
 
-def search(request: Request, work: Search, messages: Messages) -> None:
-    """Simulate the schedules of a seed until one breaks the rule that is looked for.
-
-    The answer: {"schedules", "refused": {why: count}, "failed", "violation": {...} | null, "seam": [...]}; `failed`
-    counts the schedules in which a host function raised.
-    """
-    target = _simulated(request, messages, "it has no such tier")
-    from specsim.tiers.accounting import schedules
-
-    refused: dict[str, int] = {}
-    checked = failed = 0
-    found = schedule = None
-    for index in range(request.count):
-        messages.send(At(subject=SUBJECT, index=index))
-        schedule = schedules.run_schedule(target, schedules.chooser_of(request.seed, index), refused)
-        if schedule is None:
-            continue
-        checked += 1
-        found = next((v for v in schedule.run.violations if v.rule.id == work.what), None)
-        if found is not None:
-            break
-        failed += any(v.rule is HOST_EXCEPTION for v in schedule.run.violations)
-    if found is not None and schedule is not None and work.write:
-        signature, on_attempt = found.signature, lambda: messages.send(At(subject=SUBJECT, index=-1))
-        shrunk = schedules.shrink(target, schedule.tape, signature, SEARCH_ATTEMPTS, on_attempt)
-        violation = shrunk.violation(signature)
-        assert violation is not None
-        smaller = schedules.ScheduleFinding(signature, violation, shrunk, 1, index, None)
-        messages.send(shrunk_message(*finding_of(target, smaller, origin_of(request))))
-        return
-    shown = found and {"signature": found.signature, "part": found.part, "actual": found.actual, "schedule": index}
-    seam = [asdict(part) for part in target.parts]
-    answer = {"schedules": checked, "refused": refused, "failed": failed, "violation": shown, "seam": seam}
-    messages.send(Replayed(answer=answer))
-
-
 def _stored(file: str) -> ScheduleReplay:
     stored = replay_file.load(Path(file))
     assert isinstance(stored, ScheduleReplay)
     return stored
 
 
-def _simulated(request: Request, messages: Messages, remedy: str = "replay it on the target it was made for") -> Any:
-    target = _target_of(request, messages)
+def _simulated(request: Request) -> Any:
+    target = load_target(request.target, request.mutant)
     if isinstance(target, NotRun):
-        raise UsageError(f"{request.target} cannot be simulated: {target.why}", remedy)
+        raise UsageError(
+            f"{request.target} cannot be simulated: {target.why}", "replay it on the target it was made for"
+        )
     return target
-
-
-def _part(target: Any, name: str) -> Any:
-    from specsim.engine.accounting_target import SeamPart
-
-    return next((part for part in target.parts if part.name == name), SeamPart(name, "model"))
 
 
 def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, ScheduleReplay]:
@@ -384,7 +298,6 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
     schedule, violation = found.schedule, found.violation
     order = tuple(line(event) for event in found.order or ())
     looked_for = found.looked and not isinstance(target, ExtensionTarget)
-    part = _part(target, violation.part)
     log = schedule.run.log
     scenario = _plain(schedule.scenario)
     details = (
@@ -402,7 +315,7 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
         signature=found.signature,
         tier="accounting",
         reach=target.reach(schedule.scenario.config, violation.part),
-        where=part.where,
+        where="",
         expected=violation.expected,
         actual=violation.actual,
         count=found.count,
@@ -410,14 +323,12 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
         order=order if looked_for else None,
         fixture=found.known,
     )
-    replay = _replay_of(finding, origin, violation.part, part.source_hash, schedule.tape, schedule.scenario)
+    replay = _replay_of(finding, origin, violation.part, schedule.tape, schedule.scenario)
     events = [str(event) for event in log]
     return finding, dataclasses.replace(replay, digest=schedule.run.digest, order=list(order), events=events)
 
 
-def _replay_of(
-    finding: Finding, origin: Origin, part: str, source_hash: str, tape: Sequence[int], scenario: Any
-) -> ScheduleReplay:
+def _replay_of(finding: Finding, origin: Origin, part: str, tape: Sequence[int], scenario: Any) -> ScheduleReplay:
     """The replay file of a finding, of a schedule that did not come to its end."""
     return ScheduleReplay(
         target=origin.target,
@@ -425,7 +336,7 @@ def _replay_of(
         mutant=origin.mutant,
         part=part,
         where=finding.where,
-        source_hash=source_hash,
+        source_hash="",
         tape=list(tape),
         scenario=_plain(scenario),
         seed=origin.seed,
@@ -434,7 +345,6 @@ def _replay_of(
         title=finding.title,
         model_hash=model_hash(),
         digest="",
-        kernels=origin.kernels,
     )
 
 

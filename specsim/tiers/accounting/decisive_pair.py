@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Any
 
 from specsim.choices.chooser import RecordingChooser, Tape, replayed
-from specsim.engine.accounting_target import AccountingTarget, move_of
+from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.event_log import LoggedEvent, Run
 from specsim.engine.launch import Launch
 from specsim.engine.loop import ITERATIONS_MAX, Engine
@@ -234,7 +234,7 @@ def _stepped(
     dealt: _Choices | None,
 ) -> _SteppedEngine:
     parts = checked_parts(scenario, target.make, signature)
-    return _SteppedEngine(orders, dealt, scenario, source, *parts, move_of(target))
+    return _SteppedEngine(orders, dealt, scenario, source, *parts)
 
 
 def _first_run(target: AccountingTarget, tape: Tape, signature: str) -> _Ran:

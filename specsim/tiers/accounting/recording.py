@@ -21,7 +21,6 @@ from specsim.choices.chooser import Chooser
 from specsim.engine import device as device_module
 from specsim.engine import model
 from specsim.engine.accounting import Accounting, Memory
-from specsim.engine.device import Move
 from specsim.engine.launch import LaunchRow, Sequence
 from specsim.engine.lifecycle import State
 from specsim.engine.loop import Engine
@@ -51,10 +50,9 @@ class RecordingEngine(Engine):
         memory: Memory,
         accounting: Accounting,
         observer: Checker,
-        move: Move | None = None,
     ) -> None:
         announced: Any = _Announced(accounting, self._settle)
-        super().__init__(scenario, chooser, memory, announced, observer, move)
+        super().__init__(scenario, chooser, memory, announced, observer)
         self._ledger = observer.ledger
         self._changes: list[Sections] = []
         self._launch_names: dict[str, dict[str, Any]] = {}
@@ -275,10 +273,9 @@ def recording_engine(
     chooser: Chooser,
     accounting: Callable[[Memory], Accounting],
     stop_at: str = "",
-    move: Move | None = None,
 ) -> RecordingEngine:
     """As `checked_engine`, with an engine that notes its state."""
-    return RecordingEngine(scenario, chooser, *checked_parts(scenario, accounting, stop_at), move)
+    return RecordingEngine(scenario, chooser, *checked_parts(scenario, accounting, stop_at))
 
 
 class _Announced:

@@ -18,7 +18,7 @@ from specsim.choices.chooser import RecordingChooser, Tape, continued, replayed,
 from specsim.choices.search_strategies import STRATEGIES, ExtensionError, Strategy, guarded
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.accounting import HostFunctionError
-from specsim.engine.accounting_target import AccountingTarget, move_of
+from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.event_log import Run
 from specsim.engine.loop import Engine, UnsupportedScenarioError
 from specsim.engine.marks import INTERLEAVINGS, LIFE, note
@@ -134,7 +134,7 @@ def run_schedule(
     extended = target.extended(chooser) if isinstance(target, ExtensionTarget) else chooser
     try:
         scenario = draw_scenario(extended, target.features)
-        run = engine(scenario, extended, target.make, stop_at, move_of(target)).run()
+        run = engine(scenario, extended, target.make, stop_at).run()
     except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
         violation = Violation(error.rule or HOST_EXCEPTION, "", error.part, "", "no exception", error.text, 0)
         digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,6 @@
-"""The accounting tier: the target's accounting of slots, rows and pages, in simulated schedules of an engine."""
+"""The accounting tier: the accounting of slots, rows and pages of the model, or a user's own, in simulated schedules of
+an engine.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim import replay_file
 from specsim.engine.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.accounting.shown import request_lines, settings_line
-from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
+from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, label_of
 from specsim.verdict import CheckedSubject, NotRun, Rule, Suite
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ class AccountingTier:
     unit: Literal["cases", "schedules"] = "schedules"
     by_default = True
     budget_share = 0.3
-    counts_as = 1
     batch_count = 5000
     batch_weight = 20
     has_single_runs = True
@@ -42,17 +43,16 @@ class AccountingTier:
     preloaded: tuple[str, ...] = (
         "specsim.tiers.accounting.decisive_pair",
         "specsim.tiers.accounting.schedules",
-        "specsim.engines.sglang.accounting",
     )
     ignored: tuple[tuple[str, ...], str] = (("cases", "device"), "it is of cases, which that tier has not")
 
     def is_of(self, target: Target) -> bool:
-        return True
+        from specsim.engines.target import ModelTarget, PythonTarget
+
+        return isinstance(target, ModelTarget | PythonTarget)
 
     def has_batches(self, target: Target) -> bool:
-        from specsim.engines.target import PackageTarget
-
-        return not isinstance(target, PackageTarget)  # specsim reads no accounting of those
+        return self.is_of(target)
 
     @property
     def rules(self) -> Mapping[str, Rule]:
@@ -72,10 +72,6 @@ class AccountingTier:
     def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
         if not suite["schedules"]:
             return str(next((entry["why"] for entry in suite["not_run"]), "no schedule was run"))
-        part = name.rpartition(":")[2]
-        for entry in suite["seam"]:
-            if entry["name"] == part and entry["kind"] == "not run":
-                return str(entry["why"])
         return ""
 
     def expectation(self, rule: str, shown: bool) -> dict[str, Any]:
@@ -124,13 +120,13 @@ class AccountingTier:
     def outcome(self, stored: ScheduleReplay, target: str, answer: Answer) -> Outcome:
         if not answer["judged"]:
             return Outcome(State.NOT_RUN, f"{target} does not run the scenario")
-        violations, code = answer["violations"], codes(answer.get("seam", ()))
+        violations = answer["violations"]
         same_code, meaning = answer["same_source"] and answer["same_model"], answer["scenario"]
         for shown in filter(stored.is_shown, violations):
             what = f"expected {shown['expected']}, seen {shown['actual']}"
             where = f"{shown['part']} {shown['who']}".strip()
             reason = f"{label_of(self.rules, stored.rule)} at event {shown['event']}, {where}: {what}"
-            return Outcome(State.SHOWN, reason, what, shown["part"], same_code, meaning=meaning, code=code)
+            return Outcome(State.SHOWN, reason, what, shown["part"], same_code, meaning=meaning)
         before = next(
             (
                 f"{v['part']} fails before: {v['actual']}"
@@ -145,7 +141,7 @@ class AccountingTier:
             lines = [replay_file.event_line(event) for event in answer["events"]]
             applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
             state = State.GONE if applies else State.NO_LONGER_APPLIES
-        return Outcome(state, reason, "", stored.part, same_code, before, meaning, code)
+        return Outcome(state, reason, "", stored.part, same_code, before, meaning)
 
     def explain(self, stored: ScheduleReplay, target: str, answer: Answer) -> Explanation:
         named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target

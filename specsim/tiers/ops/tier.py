@@ -33,7 +33,6 @@ class OpsTier:
     unit: Literal["cases", "schedules"] = "cases"
     by_default = True
     budget_share = 0.5
-    counts_as = 1
     batch_count = 100
     batch_weight = 1
     has_single_runs = False
@@ -49,7 +48,7 @@ class OpsTier:
         "specsim.engines.sglang.provider",
     )
     ignored: tuple[tuple[str, ...], str] = (
-        ("schedules", "strategy", "mutant", "kernels"),
+        ("schedules", "mutant"),
         "it is of schedules, which that tier has not",
     )
 

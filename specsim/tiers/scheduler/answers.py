@@ -18,7 +18,7 @@ from specsim.errors import UsageError
 from specsim.lifting.probes import statement_at
 from specsim.replay_file import SchedulerReplay
 from specsim.rules.device import StreamRace
-from specsim.rules.process import violation_of_end
+from specsim.rules.process import HostException, violation_of_end
 from specsim.rules.table import BY_ID, CHECKS, depth_of
 from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
@@ -169,8 +169,6 @@ class Counts:
             "schedules": self.schedules,
             "events": self.iterations,
             "findings": sum(hit.is_first for hit in self.hits.values()),
-            "marks": 0,
-            "marks_of": 0,
         }
 
 
@@ -247,14 +245,10 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         left = [name for name in setups if name not in counts.setups and name not in counts.not_started]
         not_run += [NotRun(f"setup {name}", interrupts.why_not_run()) for name in left]
         not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
-    seam = [
-        {"name": "scheduler", "kind": "lifted", "where": target.where, "source_hash": target.source_hash, "why": ""}
-    ]
     messages.send(
         End(
             schedules=counts.schedules,
             events=counts.iterations,
-            seam=seam,
             setups=[name for name in setups[: len(rows[False])] if name in counts.setups],
             not_run=not_run,
             nondeterministic=differing,
@@ -552,6 +546,49 @@ def _started(request: Request, messages: Messages) -> tuple[Any, Starters]:
     return target, Starters(target, CHECKS)
 
 
+def search(request: Request, work: Search, messages: Messages) -> None:
+    """Run the schedules of a seed until one breaks the rule that is looked for.
+
+    The answer: {"schedules", "refused": {setup: why}, "failed", "violation": {...} | null, "code": [...]}; `failed`
+    counts the schedules in which the scheduler raised.
+    """
+    target, starters = _started(request, messages)
+    refused: dict[str, str] = {}
+    checked = failed = 0
+    shown: dict[str, Any] | None = None
+    try:
+        for index, schedule in enumerate(_drawn(request, target.setups, (False,))):
+            setup = schedule.setup(target.setups).name
+            if setup in refused:
+                continue
+            messages.send(At(subject=SUBJECT, index=index))
+            outcome = starters.run(schedule)
+            if isinstance(outcome, NotStarted):
+                refused[setup] = outcome.why
+                continue
+            checked += 1
+            violations = violations_of(outcome)
+            if found := next((violation for violation in violations if violation.rule == work.what), None):
+                hit = _Hit(found, schedule, outcome)
+                if work.write:
+                    _shrink(request, starters, hit, messages, ATTEMPTS, lambda: True)
+                    messages.send(shrunk_message(*finding_of(request, target, hit)))
+                    return
+                shown = {
+                    "signature": found.signature,
+                    "part": found.part,
+                    "actual": found.actual,
+                    "schedule": index,
+                }
+                break
+            failed += any(violation.rule == HostException.rule.id for violation in violations)
+    finally:
+        starters.close()
+    code = [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}]
+    answer = {"schedules": checked, "refused": refused, "failed": failed, "violation": shown, "code": code}
+    messages.send(Replayed(answer=answer))
+
+
 def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     """Shrink the schedule of a replay file, with more attempts than `check` takes; with none, run it anew."""
     stored = _stored(work.file)
@@ -586,11 +623,6 @@ def _shown_by(request: Request, file: str, stored: SchedulerReplay, schedule: Wa
         remedy = "replay it to see what it shows"
         raise UsageError(f"{file} does not show {stored.signature} on {request.target}", remedy)
     return _Hit(shown[0], schedule, outcome)
-
-
-def search(request: Request, work: Search, messages: Messages) -> None:
-    """A bisection replays files."""
-    raise UsageError(f"there is no search of the {request.tier} tier", "bisect a replay file")
 
 
 def again(stored: SchedulerReplay, seconds: float) -> Wanted:

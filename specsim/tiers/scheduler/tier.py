@@ -26,7 +26,6 @@ class SchedulerTier:
     unit: Literal["cases", "schedules"] = "schedules"
     by_default = True
     budget_share = 0.3
-    counts_as = 5
     batch_count = 200
     batch_weight = 5
     has_single_runs = False
@@ -37,7 +36,7 @@ class SchedulerTier:
     end_rules = (ScheduleCrash.rule.id, ScheduleTimeout.rule.id)
     preloaded: tuple[str, ...] = ()
     ignored: tuple[tuple[str, ...], str] = (
-        ("cases", "device", "strategy", "kernels"),
+        ("cases", "device"),
         "it is not of that tier",
     )
 

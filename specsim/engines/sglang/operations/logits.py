@@ -97,7 +97,7 @@ def _rows(parts: list[Any], like: Tensor, neutral: float) -> Tensor | None:
 
 
 def _penalties_in_sample(lifted: Lifted, logits: Tensor, candidates: Tensor, logit_bias: Tensor, **case: Any) -> None:
-    """One distribution for all nodes, which the release states; EXACT is tested at the tier of workers."""
+    """One distribution for all nodes, which the release states."""
     infos = list(_infos(lifted, logit_bias=logit_bias, **case))
     for info in infos:
         info.update_penalties()

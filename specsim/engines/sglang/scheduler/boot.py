@@ -21,7 +21,6 @@ import torch
 
 from specsim.contracts.registry import OPS
 from specsim.engines.sgl_kernel_module import module_of
-from specsim.engines.sglang.host_names import TREE_CORE
 from specsim.engines.sglang.scheduler import operations
 from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.freed import watch
@@ -42,6 +41,9 @@ ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
+
+TREE_CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
+"""The variable that says in which language the tree of the unified radix cache is; of srt/environ.py."""
 
 RIGHT = 12
 """See `ReleaseWorker`: long drafts that are all accepted are rare else."""
@@ -101,7 +103,7 @@ class Booted:
         if refusal := family.refusal(options):
             raise UsageError(refusal, "use another setup")
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
-        os.environ[TREE_CORE[1]] = "rust" if options.rust_tree else "python"
+        os.environ[TREE_CORE] = "rust" if options.rust_tree else "python"
         self._outputs: dict[str, Output] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset
         self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen
