@@ -99,6 +99,7 @@ STRATEGIES = {
     "specsim.tiers.accounting.hypothesis_schedules",
 }
 PUBLIC = {
+    "specsim.world.own",
     "specsim.pytest_plugin",
     "specsim.testing",
     "specsim.strategies",

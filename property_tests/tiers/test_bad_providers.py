@@ -97,7 +97,7 @@ TOLD = {
     "broken:p": ("error", "broken cannot be imported (SyntaxError: invalid syntax"),
     "needing:p": ("error", "needing needs the module nothing_like_this, which is not installed"),
     "printing:p": ("ok", ""),
-    "mine:p_lacks": ("not run", "fill_bonus_tokens: mine:p_lacks does not provide it"),
+    "mine:p_lacks": ("not run", "operations: mine:p_lacks provides none"),
     "mine:p_names_another": ("not run", "fill_bonus_token: specsim has no operation of this name"),
     "mine:p_names_none": ("not run", "3: specsim has no operation of this name"),
     "mine:p_holds_a_number": ("not run", f"fill_bonus_tokens: {OTHER_CALL}7 is a int, not a function"),

@@ -90,6 +90,8 @@ class MappingProvider:
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:
         from specsim.contracts.registry import OPS
 
+        if not self._mapping:
+            return [], [NotRun("operations", f"{self.name} provides none")]
         found: list[Subject] = []
         missing = [
             NotRun(str(name), f"{NO_OPERATION}; {did_you_mean(str(name), OPS) or '`specsim template` lists them'}")

@@ -79,7 +79,7 @@ def load_accounting(target: Target) -> AccountingTarget | NotRun:
         value = _user_object(target)
         if isinstance(value, Extension):
             return ExtensionTarget(target.text, value)
-        return NotRun("accounting", "a mapping of operations has no accounting")
+        return NotRun("accounting", "it is no Extension")
     return NotRun("accounting", "only the model and a user's own module have an accounting")
 
 
@@ -94,9 +94,15 @@ def load_scheduler(
     `files_of` gave, None where it was not asked; of `files` schedules note which statements run, besides those of the
     scheduler.
     """
-    maker = None if isinstance(target, ModelTarget | PythonTarget) else _engine(target).subjects.get("scheduler")
+    if isinstance(target, PythonTarget):
+        if mutant:
+            raise UsageError(f"--mutant {mutant} with {target.text}", "defects are planted into releases and checkouts")
+        value: SchedulerTarget = _user_object(target)
+        is_scheduler = callable(getattr(value, "start", None))
+        return value if is_scheduler else NotRun("scheduler", "it has no `start`: it is no SchedulerTarget")
+    maker = None if isinstance(target, ModelTarget) else _engine(target).subjects.get("scheduler")
     if maker is None:
-        return NotRun("scheduler", "only releases and checkouts of an engine have a scheduler")
+        return NotRun("scheduler", "the model and packages of operations have no scheduler")
     found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root, files)
     return found
 
@@ -138,8 +144,8 @@ def _user_object(target: PythonTarget) -> Any:
 
 def _user_provider(target: PythonTarget) -> Provider:
     value = _user_object(target)
-    if isinstance(value, Extension):  # of the accounting tier: it has no operations
-        value = {}
+    if isinstance(value, Extension) or callable(getattr(value, "start", None)):
+        value = {}  # of another tier: it has no operations
     if isinstance(value, Mapping):
         from specsim.contracts.provider import MappingProvider
 

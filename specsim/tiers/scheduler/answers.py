@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -292,14 +293,21 @@ def coverage_of(target: SchedulerTarget, counts: Counts) -> dict[str, Covered]:
     return found
 
 
+def _engine_of(target: str) -> str:
+    """Whose a target is, by its text; of a user's own all of that."""
+    return re.split("==|@", target, maxsplit=1)[0]
+
+
 def _run_known(
     request: Request, target: SchedulerTarget, starters: Starters, counts: Counts, messages: Messages, end: float
 ) -> None:
     """Run the schedules of the replay files in the request's folder, those of the same worker and of no mutant. What
-    they show is small.
+    they show is small. Those of an engine say nothing of another one.
     """
     for path, stored in replay_file.load_all(request.fixtures):
         if not isinstance(stored, SchedulerReplay) or stored.mutant or stored.signature in counts.hits:
+            continue
+        if _engine_of(stored.target) != _engine_of(request.target):
             continue
         if stored.setup.get("worker", Setup().worker) != request.worker:
             continue

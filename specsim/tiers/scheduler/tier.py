@@ -41,9 +41,9 @@ class SchedulerTier:
     )
 
     def is_of(self, target: Target) -> bool:
-        from specsim.engines.target import CheckoutTarget, ReleaseTarget
+        from specsim.engines.target import CheckoutTarget, PythonTarget, ReleaseTarget
 
-        return isinstance(target, ReleaseTarget | CheckoutTarget)
+        return isinstance(target, ReleaseTarget | CheckoutTarget | PythonTarget)
 
     def has_batches(self, target: Target) -> bool:
         return self.is_of(target)
