@@ -32,7 +32,6 @@ BLOCK_V = 1024
 BLOCK_ROW = 8192
 BITMASK_BLOCK = 2048
 BITMASK_NUM_WARPS = 4
-PROBS = (torch.float32,)
 
 
 @checked_launch()

@@ -26,7 +26,7 @@ from property_tests.support.known_releases import FEW
 from specsim.compiled.finder import uninstall
 from specsim.engines.packages import open_source
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree
 from specsim.strategies import register_profiles
@@ -95,7 +95,7 @@ def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], 
     """Opens a release that is in the cache; skips the test when it is not, or is of `make test-releases` alone."""
     from specsim.engines.packages import cached_releases
 
-    available = set(cached_releases(wheel_cache))
+    available = set(cached_releases("sglang", wheel_cache))
     opened: dict[str, SourceTree] = {}
 
     every_release = pytestconfig.getoption("--all-releases")
@@ -107,7 +107,7 @@ def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], 
             made_by = "make test" if version in FEW else "make test-releases"
             pytest.skip(f"the wheel of sglang=={version} is not in the cache; `{made_by}` fetches it")
         if version not in opened:
-            opened[version] = open_source(ReleaseTarget(version), wheel_cache)
+            opened[version] = open_source(Release("sglang", version), wheel_cache)
         return opened[version]
 
     return open_release

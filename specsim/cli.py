@@ -30,6 +30,7 @@ from specsim.commands.options import (
 )
 from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
+from specsim.engines.registry import MAIN
 from specsim.errors import NondeterministicError, UsageError
 from specsim.files import save_json
 from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_CHECKED, USAGE
@@ -205,7 +206,7 @@ def targets(
     ] = None,
     fetch: Annotated[
         list[str] | None,
-        typer.Option(metavar="sglang==VERSION", help="Fetch a release into the cache; may be repeated."),
+        typer.Option(metavar=f"{MAIN}==VERSION", help="Fetch a release into the cache; may be repeated."),
     ] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write the list to this file.")] = None,
     write: Annotated[
@@ -222,7 +223,7 @@ def targets(
 
         raise typer.Exit(survey(target, json_file, write, cache_dir))
     if write is not None:
-        raise UsageError("--write without releases", "name those of the data file: sglang==A..B --write FILE")
+        raise UsageError("--write without releases", f"name those of the data file: {MAIN}==A..B --write FILE")
     from specsim.engines.listing import list_targets
     from specsim.engines.packages import fetch_release
     from specsim.engines.target import parse_target
@@ -234,7 +235,7 @@ def targets(
     for release in releases:
         fetched = fetch_release(release, cache)
         if fetched is None:
-            raise UsageError(f"--fetch {release.text!r} is not a release", "give for example --fetch sglang==VERSION")
+            raise UsageError(f"--fetch {release.text!r} is not a release", f"give for example --fetch {MAIN}==VERSION")
         typer.echo(f"{release.text}: {fetched}")
     if releases:
         return
@@ -253,7 +254,7 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Of kernels: an operation or family; of planted: a defect.")
     ] = None,
-    peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
+    peer: Annotated[list[str] | None, typer.Option("--peer", help=f"Of kernels: {MAIN}==VERSION, {MAIN}@PATH.")] = None,
     target: Annotated[
         list[str] | None, typer.Option("--target", help="Of interpreter, scheduler, planted, found: a release.")
     ] = None,

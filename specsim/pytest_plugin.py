@@ -31,8 +31,10 @@ BUDGET_SECONDS = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    from specsim.engines.registry import MAIN
+
     group = parser.getgroup("specsim", "speculative decoding (specsim)")
-    target = "a TARGET whose tiers are tested: model, sglang==VERSION, sglang@PATH[#REV], module:object"
+    target = f"a TARGET whose tiers are tested: model, {MAIN}==VERSION, {MAIN}@PATH[#REV], module:object"
     group.addoption("--specsim-target", action="append", default=[], metavar="TARGET", help=target)
     files = "a replay file, or a folder of them; their findings must be gone"
     group.addoption("--specsim-replays", action="append", default=[], metavar="PATH", help=files)

@@ -338,9 +338,11 @@ def check_target(
 
 def _require_fetched(parsed: Any, cache: Any) -> None:
     from specsim.engines.packages import cached_releases
-    from specsim.engines.target import ReleaseTarget
+    from specsim.engines.registry import ENGINES
+    from specsim.engines.target import Release
 
-    if isinstance(parsed, ReleaseTarget) and parsed.version not in set(cached_releases(cache)):
+    is_whole = isinstance(parsed, Release) and ENGINES[parsed.engine].kept is None
+    if is_whole and parsed.version not in set(cached_releases(parsed.engine, cache)):
         command = f"specsim targets --fetch {parsed.text}"
         raise UsageError(f"the wheel of {parsed.text} is not in the cache", f"fetch it once: {command}")
 

@@ -449,7 +449,7 @@ def test_doctor_lists_pieces_and_tiers_with_a_command_for_what_is_missing(
     pieces = {piece["name"]: piece for piece in data["pieces"]}
     assert pieces["torch"]["add"].split()[1:5] == ["-m", "pip", "install", pieces["torch"]["add"].split()[4]]
     assert pieces["git"]["add"] == "apt-get install git"
-    assert pieces["releases of SGLang"]["add"].startswith("specsim targets --fetch sglang==")
+    assert pieces["releases of sglang"]["add"].startswith("specsim targets --fetch sglang==")
     for piece in data["pieces"]:
         assert piece["found"] or piece["add"] or piece["name"] == "GPU", piece
     works = {(tier["tier"], tier["device"]): tier["works"] for tier in data["tiers"]}

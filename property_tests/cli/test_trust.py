@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from property_tests.support.known_releases import SGLANG
 from specsim.engines.packages import cached_releases, fetch_package
-from specsim.engines.registry import SGLANG
 from specsim.errors import UsageError
 from specsim.lifting import archive
 from specsim.lifting.archive import MEMBER_BYTES_MAX, ArchiveError, open_archive, read_member
@@ -248,7 +248,7 @@ def test_a_filled_cache_may_be_read_only(cache: Cache, monkeypatch: pytest.Monke
 def test_a_cache_folder_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     cache = Cache(tmp_path / "cache")
-    assert cached_releases(cache) == []
+    assert cached_releases("sglang", cache) == []
     with pytest.raises(UsageError, match="in the cache"):
         fetch_wheel(SGLANG, VERSION, cache, pip=pip_delivers)
     with pytest.raises(UsageError, match="in the cache"):

@@ -19,7 +19,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "fixtures" / "golden_digests.json"
 SCHEDULES = 12
-SWEPT = 60  # schedules whose digests are compared with those of this Python, in one and in two processes
 VERSIONS = ("3.11", "3.12", "3.13")
 HEAVY = ("torch", "triton", "numpy", "hypothesis")
 

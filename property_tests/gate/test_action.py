@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.engine_repository import EngineRepository
-from property_tests.support.known_releases import NEWEST
-from specsim.engines.registry import SGLANG
+from property_tests.support.known_releases import NEWEST, SGLANG
 from specsim.lifting.cache import Cache
 from specsim.lifting.fetch import fetch_wheel
 

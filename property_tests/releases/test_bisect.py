@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from property_tests.support.known_releases import SGLANG
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from property_tests.support.small_engine import Plan, build, git
 from specsim.cli import main
-from specsim.engines.registry import SGLANG
 from specsim.engines.sglang.releases import RELEASES
 from specsim.errors import NondeterministicError, UsageError
 from specsim.findings.bisect import report

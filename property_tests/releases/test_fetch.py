@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from property_tests.support.known_releases import SGLANG
 from specsim.engines.packages import cached_releases
-from specsim.engines.registry import SGLANG
 from specsim.errors import UsageError
 from specsim.lifting import fetch
 from specsim.lifting.cache import Cache, open_cache
@@ -111,7 +111,7 @@ def test_a_wheel_is_fetched_once_and_found_again_without_pip(cache: Cache) -> No
     assert len(pip.commands) == 1
     assert files(cache) == [f"wheels/sglang-{VERSION}-cp311-cp311-linux.whl"]
     assert folders(cache) == ["wheels"]
-    assert cached_releases(cache) == [VERSION]
+    assert cached_releases("sglang", cache) == [VERSION]
 
 
 def test_pip_gets_the_exact_version_no_dependencies_and_no_source_builds(cache: Cache) -> None:
@@ -146,7 +146,7 @@ def test_what_is_no_version_never_reaches_pip(version: str, cache: Cache) -> Non
 def test_a_truncated_cached_wheel_is_fetched_again(cache: Cache) -> None:
     path = fetch_wheel(SGLANG, VERSION, cache, pip=FakePip(delivers()))
     path.write_bytes(path.read_bytes()[:100])
-    assert cached_releases(cache) == []
+    assert cached_releases("sglang", cache) == []
     pip = FakePip(delivers())
     assert wheel_problem(fetch_wheel(SGLANG, VERSION, cache, pip=pip), SGLANG, VERSION) is None
     assert len(pip.commands) == 1
@@ -331,7 +331,7 @@ def test_without_a_network_the_real_pip_is_answered_within_seconds(
 
 
 def test_cached_releases_are_listed_in_order_and_only_when_they_can_be_read(cache: Cache) -> None:
-    assert cached_releases(cache) == []
+    assert cached_releases("sglang", cache) == []
     for version in ("1.10.0", "1.2.0", "1.2.0.post1", "1.2.0rc1"):
         write_wheel(
             cache.folder / "wheels" / f"sglang-{version}-py3-none-any.whl",
@@ -341,7 +341,7 @@ def test_cached_releases_are_listed_in_order_and_only_when_they_can_be_read(cach
         )
     (cache.folder / "wheels" / "sglang-1.3.0-py3-none-any.whl").write_bytes(b"PK")
     (cache.folder / "wheels" / "notes.txt").write_text("mine")
-    assert cached_releases(cache) == ["1.2.0rc1", "1.2.0", "1.2.0.post1", "1.10.0"]
+    assert cached_releases("sglang", cache) == ["1.2.0rc1", "1.2.0", "1.2.0.post1", "1.10.0"]
 
 
 def test_the_nearest_versions_include_the_neighbours_in_order() -> None:

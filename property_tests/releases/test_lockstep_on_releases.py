@@ -16,7 +16,7 @@ from specsim.contracts.registry import OPS
 from specsim.engines.packages import cached_packages, open_source
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.target import PackageTarget
+from specsim.engines.target import Release
 from specsim.engines.vllm.provider import VllmProvider
 from specsim.interpreter.lockstep.launch import lockstep
 from specsim.interpreter.triton_interpreter import mend_ranges, one_line
@@ -114,7 +114,7 @@ def test_every_kernel_of_vllm_gives_the_same_bits_in_both_interpreters(
 ) -> None:
     if not pytestconfig.getoption("--all-releases"):
         pytest.skip(f"the kernels of vllm=={version} are compared by `make test-releases`")
-    target = PackageTarget("vllm", version)
+    target = Release("vllm", version)
     if ("vllm", version) not in cached_packages(wheel_cache):
         pytest.skip(f"vllm=={version} is not in the cache; `make test-releases` fetches it")
     subjects, _ = VllmProvider(open_source(target, wheel_cache), wheel_cache).subjects()

@@ -21,9 +21,9 @@ from specsim.engines import listing
 from specsim.engines.flashinfer.launcher import headers, known_headers
 from specsim.engines.load import load_provider
 from specsim.engines.packages import cached_packages, fetch_package
-from specsim.engines.registry import ENGINES
+from specsim.engines.registry import ENGINES, MAIN
 from specsim.engines.sgl_kernel import OPERATIONS, find_library
-from specsim.engines.target import PACKAGES, parse_target
+from specsim.engines.target import parse_target
 from specsim.engines.triage import TABLE, triage_of
 from specsim.engines.vllm.operations import IMPLEMENTATIONS, SAMPLER, UTILS, CoinTorch
 from specsim.engines.vllm.provider import VllmProvider
@@ -321,7 +321,7 @@ def test_a_release_that_pip_cannot_find_is_reported_by_its_name(tmp_path: Path) 
 
 
 def test_every_package_has_an_entry_of_what_is_kept() -> None:
-    assert {name for name, engine in ENGINES.items() if engine.kept is not None} == set(PACKAGES)
+    assert {name for name, engine in ENGINES.items() if engine.kept is not None} == set(ENGINES) - {MAIN}
 
 
 def test_a_finding_of_a_package_is_known_or_new() -> None:
@@ -467,7 +467,7 @@ def test_the_listing_says_which_packages_need_a_gpu_that_is_not_there(
 ) -> None:
     monkeypatch.setattr(listing, "gpus", lambda: gpus)
     notes = {entry["target"].split("==")[0].split("@")[0]: entry["note"] for entry in _listed(cache_in(tmp_path))}
-    not_run = {package for package in PACKAGES if "not run here" in notes[package]}
+    not_run = {package for package in ENGINES if package != MAIN and "not run here" in notes[package]}
     assert not_run == (set() if gpus else {"sglang-kernel", "sgl-kernel", "flashinfer"})
 
 

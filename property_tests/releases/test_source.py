@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.known_releases import SGLANG
 from specsim.engines.packages import open_source
-from specsim.engines.registry import SGLANG
-from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
+from specsim.engines.target import Checkout, ModelTarget, PythonTarget, Release, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.changes import Changes
@@ -257,7 +257,7 @@ def test_a_target_opens_as_the_source_that_it_names(cache: Cache, repository: Pa
         (f"sglang@{repository}#HEAD", GitSource),
     ):
         target = parse_target(text)
-        assert isinstance(target, ReleaseTarget | CheckoutTarget)
+        assert isinstance(target, Release | Checkout)
         tree = open_source(target, cache)
         assert isinstance(tree, kind)
         assert tree.label == text
@@ -267,7 +267,7 @@ def test_a_target_opens_as_the_source_that_it_names(cache: Cache, repository: Pa
 def test_a_path_may_start_at_the_home_folder(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     write_tree(tmp_path / "here", TREE)
-    assert open_source(CheckoutTarget("~/here"), cache).exists("srt/__init__.py")
+    assert open_source(Checkout("sglang", "~/here"), cache).exists("srt/__init__.py")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_source_that_is_not_there_is_refused_in_one_sentence(
     monkeypatch.chdir(write_tree(tmp_path, dict.fromkeys(make, "")))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     target = parse_target(text)
-    assert isinstance(target, CheckoutTarget)
+    assert isinstance(target, Checkout)
     with pytest.raises(UsageError) as caught:
         open_source(target, cache)
     assert sentence in str(caught.value)
@@ -341,18 +341,18 @@ def test_without_git_only_revisions_are_out_of_reach(repository: Path, monkeypat
     [
         ("model", ModelTarget()),
         (" model\n", ModelTarget()),
-        ("sglang==1.2.3", ReleaseTarget("1.2.3")),
-        ("sglang==1.2.3.post1", ReleaseTarget("1.2.3.post1")),
-        ("sglang==1.2rc0", ReleaseTarget("1.2rc0")),
-        ("sglang@.", CheckoutTarget(".")),
-        ("sglang@a folder/x", CheckoutTarget("a folder/x")),
-        ("sglang@/x#main", CheckoutTarget("/x", "main")),
-        ("sglang@/x#HEAD^{/fix a bug}", CheckoutTarget("/x", "HEAD^{/fix a bug}")),
-        ("sglang@/x#y#v1", CheckoutTarget("/x#y", "v1")),
-        ("vllm==1.2.3", PackageTarget("vllm", "1.2.3")),
-        ("vllm@a folder#v1", PackageTarget("vllm", path="a folder", revision="v1")),
-        ("sglang-kernel==1.2.3.post1", PackageTarget("sglang-kernel", "1.2.3.post1")),
-        ("sgl-kernel@x.so", PackageTarget("sgl-kernel", path="x.so")),
+        ("sglang==1.2.3", Release("sglang", "1.2.3")),
+        ("sglang==1.2.3.post1", Release("sglang", "1.2.3.post1")),
+        ("sglang==1.2rc0", Release("sglang", "1.2rc0")),
+        ("sglang@.", Checkout("sglang", ".")),
+        ("sglang@a folder/x", Checkout("sglang", "a folder/x")),
+        ("sglang@/x#main", Checkout("sglang", "/x", "main")),
+        ("sglang@/x#HEAD^{/fix a bug}", Checkout("sglang", "/x", "HEAD^{/fix a bug}")),
+        ("sglang@/x#y#v1", Checkout("sglang", "/x#y", "v1")),
+        ("vllm==1.2.3", Release("vllm", "1.2.3")),
+        ("vllm@a folder#v1", Checkout("vllm", "a folder", revision="v1")),
+        ("sglang-kernel==1.2.3.post1", Release("sglang-kernel", "1.2.3.post1")),
+        ("sgl-kernel@x.so", Checkout("sgl-kernel", "x.so")),
         ("my.providers:fast", PythonTarget("my.providers", "fast")),
         ("module:Class.method", PythonTarget("module", "Class.method")),
     ],
@@ -430,9 +430,9 @@ def test_any_text_is_a_target_that_survives_a_round_trip_or_is_refused(text: str
     except UsageError:
         return
     assert parse_target(target.text) == target
-    if isinstance(target, ReleaseTarget):
+    if isinstance(target, Release):
         assert is_version(target.version)
-    if isinstance(target, CheckoutTarget) and target.revision is not None:
+    if isinstance(target, Checkout) and target.revision is not None:
         assert target.revision[0] != "-"
 
 

@@ -10,7 +10,7 @@ import pytest
 from property_tests.support.scheduler_checkouts import checkout
 from specsim.engines.packages import version_of
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.target import CheckoutTarget, ReleaseTarget
+from specsim.engines.target import Checkout, Release
 from specsim.lifting.cache import Cache
 
 OLD, LATER = RELEASES[0].removesuffix(".post1"), RELEASES[1]
@@ -22,7 +22,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def version_in(folder: Path, revision: str | None = None) -> str:
-    return version_of(CheckoutTarget(str(folder), revision), Cache(folder.parent / "cache"))
+    return version_of(Checkout("sglang", str(folder), revision), Cache(folder.parent / "cache"))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_release_is_its_own() -> None:
-    assert version_of(ReleaseTarget(OLD), Cache(Path())) == OLD
+    assert version_of(Release("sglang", OLD), Cache(Path())) == OLD
 
 
 def test_a_checkout_comes_after_the_last_tag_behind_it(tree: Path) -> None:

@@ -323,3 +323,28 @@ def test_the_checks_of_names_would_notice(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert tokens_that_match("x.py", RELEASE, prose=False) == ["x.py:4"]
     assert tokens_that_match("x.py", RELEASE, prose=True) == ["x.py:1", "x.py:2", "x.py:4"]
     tree_of.cache_clear()
+
+
+ROOMS = tuple(f"specsim/engines/{name}" for name in ("sglang/", "vllm/", "flashinfer/", "sgl_kernel", "registry.py"))
+MAY_NAME_AN_ENGINE = {
+    "specsim/bench/kernel_peers.py": "lifts peers of kernels by tables of one engine",
+    "specsim/bench/verify_step.py": "likewise",
+    "specsim/commands/matrix.py": "asks one engine's table of known functions",
+    "specsim/engines/triage.py": "reads the names of trackers in references",
+}
+
+
+def test_an_engine_is_named_in_its_room_and_in_the_registry_alone() -> None:
+    """In texts, docstrings aside, and in imports. Everything else takes what the registry has of a target's engine; the
+    reference and the kernels cite where a contract comes from.
+    """
+    naming = set()
+    for path in (path for path in product().values() if path.startswith("specsim/")):
+        docstrings = {id(node.value) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree_of(path)):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+            text = str(node.value) if is_text and isinstance(node, ast.Constant) else ""
+            text += f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            if re.search(r"sglang|vllm|engines\.flashinfer", text, re.IGNORECASE) and not path.startswith(ROOMS):
+                naming.add(path)
+    assert naming == set(MAY_NAME_AN_ENGINE)

@@ -94,8 +94,7 @@ class EngineRepository:
 
 def main(folder: str, mistake: str) -> None:
     """Make the repository of the newest release that every test run reads, with a mistake that is not committed."""
-    from property_tests.support.known_releases import NEWEST
-    from specsim.engines.registry import SGLANG
+    from property_tests.support.known_releases import NEWEST, SGLANG
     from specsim.lifting.cache import open_cache
     from specsim.lifting.fetch import fetch_wheel
 

@@ -20,9 +20,9 @@ from property_tests.support.kept_rows import Row, kept_rows
 from property_tests.support.known_releases import FEW
 from specsim.engines.load import load_scheduler
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.sglang.scheduler.planted import planted, worker_of
+from specsim.engines.sglang.scheduler.planted import planted
 from specsim.engines.sglang.scheduler.setups import SETUPS
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.findings.comparison import Baseline, bring_forward, compare
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
@@ -37,7 +37,7 @@ SECONDS = 60.0
 
 def cases() -> list[tuple[str, str]]:
     """(release, defect) of those that the fake worker runs; of each release itself first."""
-    of_fakes = [defect for name, defect in planted().items() if worker_of(defect) == "fake"]
+    of_fakes = [defect for name, defect in planted().items() if defect.worker == "fake"]
     found = [(OLD, ""), (NEW, "")]
     for defect in of_fakes:
         name = f"{defect.id}+{defect.covered_by}" if defect.covered_by else defect.id
@@ -46,7 +46,7 @@ def cases() -> list[tuple[str, str]]:
 
 
 def measured(release: str, defect: str, schedules: int) -> Row:
-    target = load_scheduler(ReleaseTarget(release), open_cache(None), defect)
+    target = load_scheduler(Release("sglang", release), open_cache(None), defect)
     assert not isinstance(target, NotRun), target
     counts, starters = Counts(), Starters(target, CHECKS)
     try:

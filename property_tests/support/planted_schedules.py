@@ -16,7 +16,7 @@ import msgspec
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.lifting.cache import open_cache
 from specsim.lifting.planted import Planted
 from specsim.rules.table import CHECKS
@@ -35,7 +35,7 @@ def main(
         workload.FEATURES[feature] = 1  # every schedule has it
     module = f"sglang.srt.{module}"
     defect = Planted(id="", title="", module=module, function=function, hashes=(), edit=edit, name=name, nth=int(nth))
-    root = folder_of(ReleaseTarget(version), open_cache(None))
+    root = folder_of(Release("sglang", version), open_cache(None))
     starters = Starters(SglangScheduler(root, edit_of(defect) if edit else None), CHECKS)
     try:
         schedules = (wanted(SETUPS, 0, index, SECONDS) for index in range(int(count)))

@@ -25,7 +25,7 @@ from specsim.contracts.registry import OPS
 from specsim.engines.packages import open_source
 from specsim.engines.sglang.operations import FUNCTIONS, logits
 from specsim.engines.sglang.provider import SglangProvider
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.files import read_json, write_json
 from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree
@@ -164,7 +164,7 @@ def main() -> None:
     asked = parser.parse_args()
     cache = open_cache()
     for version in asked.versions:
-        source = open_source(ReleaseTarget(version), cache)
+        source = open_source(Release("sglang", version), cache)
         for name in asked.only or MADE_BY:
             file = FIXTURES / f"{name}.expected.json"
             entry = MADE_BY[name](source, cache)

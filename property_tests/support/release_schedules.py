@@ -17,7 +17,7 @@ from typing import Any
 from specsim import replay_file
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import sglang_scheduler
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.replay_file import SchedulerReplay
@@ -48,7 +48,7 @@ def signatures_of(schedules: list[dict[str, Any]]) -> list[str]:
 
 
 def main(version: str, count: str, *files: str) -> None:
-    target = sglang_scheduler(ReleaseTarget(version), open_cache(None))
+    target = sglang_scheduler(Release("sglang", version), open_cache(None))
     assert not isinstance(target, NotRun), target
     starters = Starters(target, CHECKS)
 

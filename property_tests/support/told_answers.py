@@ -11,7 +11,7 @@ import sys
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.lifting.cache import open_cache
 from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import violations_of
@@ -44,7 +44,7 @@ def main(version: str, count: str, mistake: str) -> None:
     def edited(name: str, source: str) -> str:
         return source.replace(was, now, 1) if name.endswith(MODULES) else source
 
-    target = ReleaseTarget(version)
+    target = Release("sglang", version)
     starters = Starters(SglangScheduler(folder_of(target, open_cache(None)), edited), CHECKS)
     try:
         outcomes = [starters.run(wanted(SETUPS, 0, index, SECONDS)) for index in range(int(count))]

@@ -26,7 +26,7 @@ from property_tests.support.planted_findings import OLD
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.setups import SETUPS
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.lifting.cache import open_cache
 from specsim.world.scheduler import rows_of
 
@@ -38,7 +38,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @functools.cache
 def root_of(version: str) -> Path:
-    return folder_of(ReleaseTarget(version), open_cache())
+    return folder_of(Release("sglang", version), open_cache())
 
 
 def module_of(file: str) -> str:

@@ -23,9 +23,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.known_releases import SGLANG
 from specsim.cli import main
-from specsim.engines.registry import SGLANG
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.errors import TEXT_MAX, UsageError, cut, described
 from specsim.fuzz.work import Batch
 from specsim.fuzz.workers import Worker
@@ -635,7 +635,7 @@ def test_a_process_that_sleeps_hangs_when_its_seconds_are_over() -> None:
 def test_a_release_is_fetched_where_pip_is_configured_and_not_in_the_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fetch(target: ReleaseTarget, _cache: object) -> None:
+    def fetch(target: Release, _cache: object) -> None:
         raise UsageError(f"asked for {target.version} in process {os.getpid()}", "nothing")
 
     monkeypatch.setattr("specsim.engines.packages.fetch_release", fetch)

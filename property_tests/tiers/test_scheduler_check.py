@@ -17,7 +17,7 @@ from specsim.commands.suites import Asked
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import RUST_TREE, SglangScheduler
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.engines.triage import TABLE
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
@@ -154,7 +154,7 @@ def asked(tmp_path: Path, **fields: Any) -> Asked:
     counts = {"budget_seconds": 9.0, "seed": 0, "cases": 10, "schedules": 500, "hang_seconds": 9.0}
     return Asked(
         **{
-            "target": ReleaseTarget("0"),
+            "target": Release("sglang", "0"),
             "cache": Cache(tmp_path),
             "only": None,
             **counts,

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.bench.rows import Row
 from specsim.deadline import TimeSpent
-from specsim.engines.target import CheckoutTarget, ReleaseTarget, parse_target
+from specsim.engines.registry import ENGINES
+from specsim.engines.target import Checkout, Release, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import open_cache
 
@@ -127,12 +128,10 @@ def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
 
 
 def _planted(target: str, schedules: int, is_over: Callable[[], bool], only: Sequence[str]) -> dict[str, Any]:
-    from specsim.engines.sglang.scheduler.planted import worker_of
-
     known: dict[str, frozenset[str]] = {}
 
     def hunted(defect: Planted) -> dict[str, Any]:
-        worker = worker_of(defect)
+        worker = defect.worker
         if worker not in known:
             with hunter(target, worker=worker, is_over=is_over) as base:
                 known[worker] = _known(target).union(*(base.signatures(0, index) for index in range(schedules)))
@@ -193,13 +192,13 @@ def _told(target: str, peer: dict[str, Any]) -> dict[str, Any]:
 
 def _defects_of(target: str) -> list[Planted]:
     """The planted defects that are of a target's source."""
+    from specsim.engines.load import planted_into
     from specsim.engines.packages import open_source
-    from specsim.engines.sglang.scheduler.planted import planted
     from specsim.lifting.planted import edited
 
     source = open_source(_parsed(target), open_cache())
     found = []
-    for defect in planted().values():
+    for defect in planted_into(_parsed(target)).values():
         path = f"{defect.module.partition('.')[2].replace('.', '/')}.py"
         try:
             edited(source.read(path) if source.exists(path) else "", defect)
@@ -213,15 +212,16 @@ def _known(target: str) -> frozenset[str]:
     """The signatures that the triage list has for a release."""
     from specsim.engines.triage import TABLE
 
-    version = getattr(_parsed(target), "version", "")
-    entries = [entry for entry in TABLE["sglang"] if not version or entry.covers(version)]
+    parsed = _parsed(target)
+    version = parsed.version if isinstance(parsed, Release) else ""
+    entries = [entry for entry in TABLE[ENGINES[parsed.engine].distribution] if not version or entry.covers(version)]
     return frozenset(entry.signature for entry in entries)
 
 
-def _parsed(target: str) -> ReleaseTarget | CheckoutTarget:
+def _parsed(target: str) -> Release | Checkout:
     parsed = parse_target(target)
-    if not isinstance(parsed, ReleaseTarget | CheckoutTarget):
-        raise UsageError(f"{target} has no scheduler", "name a release or a checkout: sglang==VERSION, sglang@PATH")
+    if not isinstance(parsed, Release | Checkout):
+        raise UsageError(f"{target} has no scheduler", "name a release or a checkout: ENGINE==VERSION, ENGINE@PATH")
     return parsed
 
 

@@ -42,7 +42,6 @@ FULL_ROW_SHAPES: tuple[Batch, ...] = ((256, 64, 1),)
 MOVE_SHAPES: tuple[Batch, ...] = ((1, 4, 1), (16, 8, 1), (64, 8, 1), (256, 8, 1), (64, 64, 1))  # pools of gigabytes
 CPU_SHAPES: tuple[Batch, ...] = ((2, 4, 4),)
 ROW_FAMILIES = ("logits", "sampling", "verify_logits")
-HIDDEN_OPS = frozenset(("gather_rows", "compact_accepted_path", "move_kv"))
 
 # What an operation's shape has beside the sizes above; several make several rows of the table. Sequences are up to two
 # pages long, so large pages stand for long prefixes.

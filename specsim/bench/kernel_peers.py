@@ -19,9 +19,10 @@ from specsim.bench.kernel_cases import KERNELS, scalars
 from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.contracts.contract import Case, Op, Tensors
 from specsim.engines.packages import open_source
+from specsim.engines.registry import MAIN
 from specsim.engines.sgl_kernel import OPERATIONS, Launch
 from specsim.engines.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
-from specsim.engines.target import CheckoutTarget, ReleaseTarget, parse_target
+from specsim.engines.target import Checkout, Release, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache, open_cache
 from specsim.reference import unchecked
@@ -58,14 +59,14 @@ class Lifted:
 
 
 def lift_all(targets: Sequence[str] | None) -> Lifted:
-    """Lift from `targets`, "sglang==VERSION" or "sglang@PATH"; None stands for the releases that are compared with, as
+    """Lift from `targets`, releases and checkouts; None stands for the releases that are compared with, as
     far as they are in the cache. Raises UsageError for a target that was named and cannot be read.
     """
     cache = open_cache()
     found: dict[str, list[tuple[str, LiftedPeer]]] = {}
     missing: dict[str, list[tuple[str, str]]] = {}
     not_run: list[NotRun] = []
-    for text in targets if targets is not None else [f"sglang=={release}" for release in PEER_RELEASES]:
+    for text in targets if targets is not None else [f"{MAIN}=={release}" for release in PEER_RELEASES]:
         try:
             source = _open(text, cache)
         except UsageError as error:
@@ -83,8 +84,8 @@ def lift_all(targets: Sequence[str] | None) -> Lifted:
 
 def _open(text: str, cache: Cache) -> SourceTree:
     target = parse_target(text)
-    if not isinstance(target, ReleaseTarget | CheckoutTarget):
-        raise UsageError(f"{text} is no release or checkout", "name for example sglang==VERSION or sglang@PATH")
+    if not isinstance(target, Release | Checkout):
+        raise UsageError(f"{text} is no release or checkout", "name ENGINE==VERSION or ENGINE@PATH")
     return open_source(target, cache)
 
 

@@ -26,6 +26,7 @@ from specsim.commands.options import (
 )
 from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
 from specsim.commands.project import KEYS, leave_out, settings_of
+from specsim.engines.registry import MAIN
 from specsim.errors import UsageError
 from specsim.replay_file import FINDINGS
 from specsim.verdict import FAILS_BY_DEFAULT
@@ -47,8 +48,8 @@ class CheckCommand(Command):
         "How it is run": ("device", "one_core", "hang_seconds", "_memory", "_kept", "cache_dir", "_isolated"),
     }
     examples: ClassVar[Sequence[tuple[str, str]]] = (
-        ("specsim check sglang==VERSION -q", "A release, a line for each finding"),
-        ("specsim check sglang@. --ci --baseline sglang@.#origin/main...", "A pull request: fail for what it adds"),
+        (f"specsim check {MAIN}==VERSION -q", "A release, a line for each finding"),
+        (f"specsim check {MAIN}@. --ci --baseline {MAIN}@.#origin/main...", "A pull request: fail for what it adds"),
         ("specsim check mine:provider --only ops:alloc_extend --fail-on wrong-result", "One function of your own"),
     )
 
@@ -90,7 +91,7 @@ def check(
         typer.Argument(
             metavar="[TARGET]...",
             show_default="model",
-            help="model | sglang==VERSION | sglang==A..B | sglang@PATH[#REV] | module:object. Several make a matrix.",
+            help=f"model | {MAIN}==VERSION | {MAIN}==A..B | {MAIN}@PATH[#REV] | module:object. Several make a matrix.",
         ),
     ] = None,
     provider: Annotated[
@@ -229,7 +230,6 @@ def check(
     from specsim.commands.one_target import check_one_target
     from specsim.commands.suites import FIXTURES, Asked
     from specsim.engines.ranges import expand_targets
-    from specsim.engines.sglang.releases import RELEASES
     from specsim.findings.selection import fail_on_of, names_of, selection_of
     from specsim.lifting.cache import open_cache
     from specsim.report.check import Detail
@@ -246,7 +246,7 @@ def check(
             raise UsageError(f"--worker {worker} without --only scheduler", "it is of that tier: add --only scheduler")
         if bulk and tier != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
-        chosen = expand_targets(target or ["model"], RELEASES)
+        chosen = expand_targets(target or ["model"])
         limits = limits_of(ci, budget_seconds, seed, cases, schedules, attempts)
         options: dict[str, Any] = {
             "--seed": seed,
@@ -276,7 +276,7 @@ def check(
         if allow_not_run and baseline is None:
             raise UsageError("--allow-not-run without --baseline", "it is of what ran on a baseline: add --baseline")
         if require_reached and baseline is None:
-            raise UsageError("--require-reached without --baseline", "add --baseline sglang@.#main...")
+            raise UsageError("--require-reached without --baseline", f"add --baseline {MAIN}@.#main...")
         options |= {"--no-known": None} if not use_fixtures else {}
         options |= {"--no-shrink": None} if not shrinks else {}
         options = without_ignored(context, options)
@@ -361,10 +361,11 @@ def _tier(only: str | None) -> tuple[str | None, str]:
 
 def _require_mutant(mutant: str, target: str, tier: str | None) -> None:
     if tier == "scheduler":
-        from specsim.engines.sglang.scheduler.planted import planted
+        from specsim.engines.load import planted_into
+        from specsim.engines.target import parse_target
         from specsim.world.planted import find as find_planted
 
-        find_planted(mutant, planted())
+        find_planted(mutant, planted_into(parse_target(target)))
         return
     from specsim.selfcheck.mutation import find
 

@@ -168,7 +168,7 @@ def _pip(package: str) -> str:
 
 
 _PROGRAMS = (
-    ("git", ("git",), "sglang@PATH#REV and bisect --repo", "apt-get install git"),
+    ("git", ("git",), "targets ENGINE@PATH#REV, bisect --repo", "apt-get install git"),
     ("C compiler", ("cc", "gcc", "clang"), "specsim dev compile", "apt-get install gcc"),
     ("chromium", ("chromium", "chromium-browser", "google-chrome"), "tests of pages", "apt-get install chromium"),
     ("nvcc", ("nvcc",), "benchmarks beside CUDA sources", "apt-get install nvidia-cuda-toolkit"),
@@ -200,12 +200,15 @@ def _gpu(imported: dict[str, Any]) -> Iterator[Piece]:
 def _cached(cache: Cache) -> Iterator[Piece]:
     from specsim.compiled.build import find_build
     from specsim.engines.packages import cached_releases
-    from specsim.engines.sglang.releases import RELEASES
+    from specsim.engines.registry import MAIN, releases_of
 
     build = find_build(cache)
     yield Piece("compiled simulator", str(build or ""), "several times as fast", "" if build else "specsim dev compile")
-    have = set(cached_releases(cache))
-    missing = [version for version in RELEASES if version not in have]
-    found = f"{len(RELEASES) - len(missing)} of {len(RELEASES)} known ones in {cache.folder}" if have else ""
-    fetch = " ".join(f"--fetch sglang=={version}" for version in missing)
-    yield Piece("releases of SGLang", found, "sglang==VERSION, offline", f"specsim targets {fetch}" if missing else "")
+    have = set(cached_releases(MAIN, cache))
+    known = releases_of(MAIN)
+    missing = [version for version in known if version not in have]
+    found = f"{len(known) - len(missing)} of {len(known)} known ones in {cache.folder}" if have else ""
+    fetch = " ".join(f"--fetch {MAIN}=={version}" for version in missing)
+    yield Piece(
+        f"releases of {MAIN}", found, f"{MAIN}==VERSION, offline", f"specsim targets {fetch}" if missing else ""
+    )

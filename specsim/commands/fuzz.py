@@ -186,13 +186,12 @@ def _plan(
 ) -> Plan:
     """What is asked for; what is not said is as it was `before`."""
     from specsim.engines.ranges import expand_targets
-    from specsim.engines.sglang.releases import RELEASES
     from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
 
     lots = before.lots if before and not targets and not only else None
     if lots is None:
         names = targets or (before.targets if before else ["model"])
-        parsed = expand_targets(list(names), RELEASES)
+        parsed = expand_targets(list(names))
         lots = lots_of({one.text: [tier for tier in _tiers_of(one) if only in (None, tier)] for one in parsed})
     if not lots:
         raise UsageError(f"--only {only}: none of the targets has that tier", f"give one of {', '.join(sorted(TIERS))}")

@@ -19,6 +19,7 @@ from specsim.commands.options import (
     one_of,
 )
 from specsim.deadline import SPENT, Deadline
+from specsim.engines.registry import MAIN
 from specsim.errors import UsageError
 from specsim.verdict import FINDING, NOT_CHECKED, PASS
 
@@ -45,7 +46,7 @@ class Row(msgspec.Struct, frozen=True):
 
 def lossless(
     target: Annotated[
-        list[str], typer.Argument(metavar="TARGET...", help="sglang==VERSION | sglang==A..B | sglang@PATH[#REV].")
+        list[str], typer.Argument(metavar="TARGET...", help=f"{MAIN}==VERSION | {MAIN}==A..B | {MAIN}@PATH[#REV].")
     ],
     drafts: Annotated[
         str | None, typer.Option(metavar="chain|tree", help="Drafts of topk 1, or of topk 2. Default: both.")
@@ -68,23 +69,21 @@ def lossless(
     """Weigh every outcome of a release's own worker at a temperature, and compare with decoding token by token: the
     total variation, as a fraction. 0 is lossless. Exit code 1 when something is not.
     """
+    from specsim.engines.load import planted_into
     from specsim.engines.ranges import expand_targets
-    from specsim.engines.sglang.releases import RELEASES
     from specsim.files import save_json, save_text
     from specsim.lifting.cache import open_cache
     from specsim.report.lossless import page
     from specsim.report.terminal import print_lossless
     from specsim.tiers.scheduler.lossless import DRAFTS
+    from specsim.world.planted import find
 
     one_of("--drafts", drafts, tuple(DRAFTS))
-    if mutant:
-        from specsim.engines.sglang.scheduler.planted import planted
-        from specsim.world.planted import find
-
-        find(mutant, planted())
-    chosen = expand_targets(target, RELEASES)
+    chosen = expand_targets(target)
     for each in chosen:
         _require_engine(each)
+        if mutant:
+            find(mutant, planted_into(each))
     deadline = Deadline.after(budget_seconds)
     rows: list[Row] = []
     cache = open_cache(cache_dir).folder
@@ -112,7 +111,7 @@ def _require_engine(target: Target) -> None:
     from specsim.tiers.registry import TIERS
 
     if not TIERS["scheduler"].is_of(target):
-        raise UsageError(f"{target.text} has no worker to run", "name a release or a checkout of SGLang")
+        raise UsageError(f"{target.text} has no worker to run", "name a release or a checkout of an engine")
 
 
 def _weighed(target: str, drafts: str, beyond_guards: bool, mutant: str, cache: Path, hang_seconds: float) -> Row:

@@ -45,7 +45,7 @@ def check_many(
     from specsim.report.matrix import fixtures_in, print_matrix
 
     if write is not None and not texts:
-        raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
+        raise UsageError("--write without targets", "name the releases of the page: ENGINE==A..B")
     at_once = allowed_jobs(jobs)
     tier = str(options.get("--only", "")).partition(":")[0]
     with interrupts.gentle():
@@ -99,29 +99,29 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     """What lifts of each target; 1 when a maintainer has to add something."""
     from specsim.engines.packages import open_source
     from specsim.engines.ranges import expand_targets
+    from specsim.engines.registry import MAIN, releases_of
     from specsim.engines.sglang import known
-    from specsim.engines.sglang.releases import RELEASES
-    from specsim.engines.target import CheckoutTarget, ReleaseTarget
+    from specsim.engines.target import Checkout, Release
     from specsim.files import save_json
     from specsim.lifting.cache import open_cache
     from specsim.report.terminal import print_survey
 
-    cache, chosen = open_cache(cache_dir), expand_targets(texts, RELEASES)
-    others = [one.text for one in chosen if not isinstance(one, ReleaseTarget)]
+    cache, chosen = open_cache(cache_dir), expand_targets(texts)
+    others = [one.text for one in chosen if not isinstance(one, Release)]
     if write is not None and others:
         raise UsageError(f"--write with {others[0]}", "the data file is of releases: name those alone")
     before_write = known.load_known(write) if write is not None else {}
     listed, surveys = [], {}
     for one in chosen:
-        if not isinstance(one, ReleaseTarget | CheckoutTarget):
-            raise UsageError(f"TARGET {one.text!r} is nothing to lift from", "name a release or a checkout of SGLang")
+        if not isinstance(one, Release | Checkout) or not releases_of(one.engine):
+            raise UsageError(f"TARGET {one.text!r} is nothing to lift from", f"name a release or a checkout of {MAIN}")
         source = open_source(one, cache)
         functions, before = known.survey(source, cache), known.load_known()
         nearest = known.nearest_release(source.version, functions, before)
         found = known.drifts(functions, nearest, before)
         listed.append(known.to_json(one.text, nearest, found, known.to_add(source.version, found)))
         print_survey(listed[-1], brief=len(chosen) > 1)
-        if isinstance(one, ReleaseTarget):
+        if isinstance(one, Release):
             surveys[one.version] = functions
     if json_file is not None:
         save_json(json_file, {"format": "specsim.survey/1", "targets": listed})

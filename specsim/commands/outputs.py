@@ -77,8 +77,8 @@ def place_of(target: str, where: str) -> Place | None:
     """The file and line of a finding's `where` in the checkout that is checked, relative to the repository; None when
     that file is not in it. At a git revision the file is named as it lies in the work tree.
     """
-    from specsim.engines.registry import SGLANG, VLLM
-    from specsim.engines.target import CheckoutTarget, PackageTarget, PythonTarget, parse_target
+    from specsim.engines.registry import ENGINES
+    from specsim.engines.target import Checkout, PythonTarget, parse_target
 
     path, _, line = where.rpartition(":")
     if not path or not line.isdigit():
@@ -88,10 +88,10 @@ def place_of(target: str, where: str) -> Place | None:
     except UsageError:  # "model with mutant A01"
         return None
     root = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd()).absolute()
-    package = VLLM if isinstance(parsed, PackageTarget) else SGLANG
+    package = ENGINES[parsed.engine].source if isinstance(parsed, Checkout) else None
     folders = (
-        [Path(parsed.path).expanduser().absolute() / layout for layout in package.layouts]
-        if isinstance(parsed, CheckoutTarget | PackageTarget)
+        [Path(parsed.path).expanduser().absolute() / layout for layout in (package.layouts if package else ())]
+        if isinstance(parsed, Checkout)
         else [Path.cwd()]
         if isinstance(parsed, PythonTarget)
         else [Path(__file__).parents[2]]

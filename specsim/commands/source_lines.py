@@ -49,13 +49,13 @@ def _of_mutant(mutant_id: str) -> dict[str, Any] | None:
 
 def _read(target: str, path: str, cache: Cache) -> str | None:
     from specsim.engines.packages import open_source
-    from specsim.engines.target import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
+    from specsim.engines.registry import ENGINES
+    from specsim.engines.target import Checkout, PythonTarget, Release, parse_target
 
     parsed = parse_target(target)
-    if isinstance(parsed, PackageTarget) and parsed.package != "vllm":
-        return None  # it is not Python
-    if isinstance(parsed, ReleaseTarget | CheckoutTarget | PackageTarget):
-        return open_source(parsed, cache).read(path)
+    if isinstance(parsed, Release | Checkout):
+        is_python = ENGINES[parsed.engine].source is not None
+        return open_source(parsed, cache).read(path) if is_python else None
     if isinstance(parsed, PythonTarget) and not Path(path).is_absolute():
         return Path(path).read_text(encoding="utf-8") if Path(path).is_file() else None
     return None

@@ -131,7 +131,7 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     does not need is the others'.
     """
     from specsim.commands.background import beside
-    from specsim.engines.target import ReleaseTarget
+    from specsim.engines.target import Release
     from specsim.tiers.registry import TIERS
 
     if not asked.tiers:
@@ -150,7 +150,7 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     found, version = [finding for _, findings in ran for finding in findings], _version(asked)
     if version is not None:
         found = _with_triage(asked, version, found)
-        verdict.version = "" if isinstance(asked.target, ReleaseTarget) else version or "unknown"
+        verdict.version = "" if isinstance(asked.target, Release) else version or "unknown"
     stands = of_one_wait([finding for finding in found if not finding.follows], asked.known)
     found = [
         replace(finding, follows=stands.get(finding.signature) or stands.get(finding.follows, finding.follows))
@@ -212,9 +212,9 @@ def _as_named(finding: Finding, out: Path) -> Finding:
 def _version(asked: Asked) -> str | None:
     """The release that a target with a source is, or comes after, "" where nothing says; None for another target."""
     from specsim.engines.packages import version_of
-    from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget
+    from specsim.engines.target import Checkout, Release
 
-    if not isinstance(asked.target, ReleaseTarget | CheckoutTarget | PackageTarget):
+    if not isinstance(asked.target, Release | Checkout):
         return None
     try:
         return version_of(asked.target, asked.cache)
@@ -224,13 +224,13 @@ def _version(asked: Asked) -> str | None:
 
 def _with_triage(asked: Asked, version: str, findings: list[Finding]) -> list[Finding]:
     """Findings of an engine or a package, with what is known of them publicly."""
-    from specsim.engines.target import PackageTarget
+    from specsim.engines.target import Checkout, Release
     from specsim.engines.triage import triage_line
     from specsim.findings.explain import fixtures_of
 
     target = asked.target
-    engine = target.package if isinstance(target, PackageTarget) else "sglang"
-    is_release = bool(getattr(target, "version", "")) and not asked.mutant
+    assert isinstance(target, Release | Checkout)
+    engine, is_release = target.engine, isinstance(target, Release) and not asked.mutant
     shown: dict[str, list[str]] = {}
     if not is_release and any(found.fixture for found in findings) and asked.fixtures is not None:
         prefix = f"{engine}=="
@@ -261,7 +261,7 @@ def baseline_of(text: str, update: bool) -> Path | Target:
         return parse_target(text)
     if not file.exists() and not update:
         raise UsageError(
-            f"there is no baseline {text}", "write it with --update-baseline, or name a TARGET such as sglang@.#REV"
+            f"there is no baseline {text}", "write it with --update-baseline, or name a TARGET such as ENGINE@.#REV"
         )
     return file
 
@@ -350,11 +350,11 @@ def _where_parted(here: Sequence[str], there: Sequence[str], base: str) -> str:
 def changes_of(base: Target, asked: Asked) -> Changes | None:
     """What a checkout has otherwise than the revision `base`; None for another target."""
     from specsim.engines.packages import open_source
-    from specsim.engines.target import CheckoutTarget, PackageTarget
+    from specsim.engines.target import Checkout
     from specsim.lifting.changes import Changes
 
-    target, checkouts = asked.target, (CheckoutTarget, PackageTarget)
-    if not isinstance(base, checkouts) or not isinstance(target, checkouts) or not base.revision:
+    target = asked.target
+    if not isinstance(base, Checkout) or not isinstance(target, Checkout) or not base.revision:
         return None
     return Changes(open_source(base, asked.cache), open_source(target, asked.cache))
 

@@ -9,8 +9,7 @@ import subprocess
 from typing import Any
 
 from specsim.engines.packages import cached_packages, cached_releases
-from specsim.engines.registry import ENGINES
-from specsim.engines.target import PACKAGES
+from specsim.engines.registry import ENGINES, MAIN
 from specsim.lifting.cache import Cache
 
 FORMAT = "specsim.targets/1"
@@ -31,12 +30,12 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     of_model = ["accounting"] if missing else ["ops", "accounting"]
     targets = [
         {"target": "model", "tiers": of_model, "note": "the built-in engine with specsim's own kernels"},
-        *_of_sglang(cache, not missing),
+        *_of_main(cache, not missing),
         *_of_packages(cache, not missing, bool(found)),
         {
             "target": "module:object",
-            "tiers": [] if missing else ["ops"],
-            "note": "your own: a mapping of operations to functions",
+            "tiers": [] if missing else ["ops", "scheduler"],
+            "note": "your own: a mapping of operations to functions, or an engine",
         },
     ]
     return {
@@ -48,26 +47,27 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     }
 
 
-def _of_sglang(cache: Cache, can_run: bool) -> list[dict[str, Any]]:
+def _of_main(cache: Cache, can_run: bool) -> list[dict[str, Any]]:
     """The releases in the cache, an installed one, and how others are written."""
-    tiers = list(ENGINES["sglang"].subjects) if can_run else []
+    tiers = list(ENGINES[MAIN].subjects) if can_run else []
     listed = [
-        {"target": f"sglang=={version}", "tiers": tiers, "note": "in the cache"} for version in cached_releases(cache)
+        {"target": f"{MAIN}=={version}", "tiers": tiers, "note": "in the cache"}
+        for version in cached_releases(MAIN, cache)
     ]
-    installed = _installed("sglang")
+    installed = _installed(MAIN)
     if installed:
         path, version = installed
-        listed.append({"target": f"sglang@{path}", "tiers": tiers, "note": f"installed, version {version}"})
+        listed.append({"target": f"{MAIN}@{path}", "tiers": tiers, "note": f"installed, version {version}"})
     return [
         *listed,
         {
-            "target": "sglang==VERSION",
+            "target": f"{MAIN}==VERSION",
             "tiers": tiers,
             "note": "any release; fetched once, as a wheel, when it is checked",
         },
-        {"target": "sglang@PATH", "tiers": tiers, "note": "a checkout or an unpacked wheel"},
+        {"target": f"{MAIN}@PATH", "tiers": tiers, "note": "a checkout or an unpacked wheel"},
         {
-            "target": "sglang@PATH#REV",
+            "target": f"{MAIN}@PATH#REV",
             "tiers": tiers,
             "note": "a git revision of a checkout, read without touching it",
         },
@@ -75,8 +75,9 @@ def _of_sglang(cache: Cache, can_run: bool) -> list[dict[str, Any]]:
 
 
 def _of_packages(cache: Cache, can_run: bool, has_gpu: bool) -> list[dict[str, Any]]:
-    """Other packages than SGLang: those in the cache, and how they are written."""
-    tiers_of = {package: list(ENGINES[package].subjects) if can_run else [] for package in PACKAGES}
+    """The other engines and packages: those in the cache, and how they are written."""
+    others = [name for name in ENGINES if name != MAIN]
+    tiers_of = {package: list(ENGINES[package].subjects) if can_run else [] for package in others}
     listed = [
         {
             "target": f"{package}=={version}",
@@ -85,7 +86,7 @@ def _of_packages(cache: Cache, can_run: bool, has_gpu: bool) -> list[dict[str, A
         }
         for package, version in cached_packages(cache)
     ]
-    for package in PACKAGES:
+    for package in others:
         forms = "sgl-kernel@PATH" if package == "sgl-kernel" else f"{package}==VERSION, {package}@PATH"
         needs_gpu = ENGINES[package].source is None and not has_gpu
         note = ENGINES[package].note + ("; not run here: there is no GPU" if needs_gpu else "")

@@ -14,7 +14,7 @@ from specsim.engine.accounting_target import ModelTarget as ModelAccountingTarge
 from specsim.engine.rules.extension import Extension, ExtensionTarget
 from specsim.engines.packages import fetch_release, open_source
 from specsim.engines.registry import ENGINES, Engine
-from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
+from specsim.engines.target import Checkout, ModelTarget, PythonTarget, Release, Target
 from specsim.errors import UsageError, described
 from specsim.isolation.phases import running
 from specsim.lifting.cache import Cache
@@ -22,6 +22,7 @@ from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
     from specsim.contracts.provider import Provider
+    from specsim.lifting.planted import Planted
     from specsim.world.scheduler import SchedulerTarget
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
@@ -57,12 +58,8 @@ def prepare(target: Target, cache: Cache, on_gpu: bool) -> None:
         _function(engine.build)(target, cache)
 
 
-def _engine(target: ReleaseTarget | CheckoutTarget | PackageTarget) -> Engine:
-    return ENGINES[_name(target)]
-
-
-def _name(target: ReleaseTarget | CheckoutTarget | PackageTarget) -> str:
-    return target.package if isinstance(target, PackageTarget) else "sglang"
+def _engine(target: Release | Checkout) -> Engine:
+    return ENGINES[target.engine]
 
 
 def _function(named: tuple[str, str]) -> Callable[..., Any]:
@@ -105,6 +102,15 @@ def load_scheduler(
         return NotRun("scheduler", "the model and packages of operations have no scheduler")
     found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root, files)
     return found
+
+
+def planted_into(target: Target) -> Mapping[str, Planted]:
+    """The defects that can be planted into the scheduler of a target, by id; none where it is no engine's."""
+    maker = _engine(target).planted if isinstance(target, Release | Checkout) else None
+    if maker is None:
+        return {}
+    defects: Mapping[str, Planted] = _function(maker)()
+    return defects
 
 
 def files_of(target: Target, cache: Cache) -> Path:

@@ -1,8 +1,8 @@
 """What a target names, fetched, found in the cache, and opened to be read.
 
-The wheels of other packages than SGLang are hundreds of megabytes, of which little is read: what is needed goes into a
-zip of its own in the cache, `packages/NAME-VERSION.zip`, and the wheel is not kept. Nothing of it is installed, and no
-Python of it is imported.
+Some wheels are hundreds of megabytes, of which little is read (`Engine.kept`): what is needed goes into a zip of its
+own in the cache, `packages/NAME-VERSION.zip`, and the wheel is not kept. Nothing of it is installed, and no Python of
+it is imported.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from specsim.engines.registry import ENGINES, SGLANG
-from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget, parse_target
+from specsim.engines.registry import ENGINES
+from specsim.engines.target import Checkout, Release, parse_target
 from specsim.errors import UsageError
 from specsim.files import write_bytes
 from specsim.lifting.archive import LIBRARY_BYTES_MAX, ArchiveError, open_archive, read_member
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specsim.engines.target import Target
     from specsim.lifting.cache import Cache
     from specsim.lifting.fetch import PipRunner
+    from specsim.lifting.package import Package
 
 FOLDER = "packages"
 
@@ -38,34 +39,38 @@ def fetch_release(target: Target, cache: Cache, *, pip: PipRunner = run_pip) -> 
     """What is kept of a release: from the cache, else fetched with pip; None for a target that is no release.
     UsageError when pip cannot deliver it.
     """
-    if isinstance(target, ReleaseTarget):
-        return fetch_wheel(SGLANG, target.version, cache, pip=pip)
-    if isinstance(target, PackageTarget) and target.version:
-        return fetch_package(target.package, target.version, cache, pip=pip)
-    return None
+    if not isinstance(target, Release):
+        return None
+    if ENGINES[target.engine].kept is not None:
+        return fetch_package(target.engine, target.version, cache, pip=pip)
+    return fetch_wheel(package_of(target), target.version, cache, pip=pip)
 
 
-def open_source(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: Cache) -> SourceTree:
+def package_of(target: Release | Checkout) -> Package:
+    """The Python package of a target whose source is read."""
+    package = ENGINES[target.engine].source
+    assert package is not None
+    return package
+
+
+def open_source(target: Release | Checkout, cache: Cache) -> SourceTree:
     """The source of a target whose Python is read; a release that the cache lacks is fetched. UsageError if it is not
     there.
     """
-    fetched = fetch_release(target, cache)
-    if fetched is None:
-        assert not isinstance(target, ReleaseTarget)
+    if isinstance(target, Checkout):
         return _opened(target)
-    package = ENGINES[target.package].source if isinstance(target, PackageTarget) else SGLANG
-    assert package is not None
-    return WheelSource(fetched, package, target.text)
+    fetched = fetch_release(target, cache)
+    assert fetched is not None
+    return WheelSource(fetched, package_of(target), target.text)
 
 
-def version_of(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: Cache) -> str:
+def version_of(target: Release | Checkout, cache: Cache) -> str:
     """The release that a target is, or comes after: that which its files state, else the nearest tag in its history;
     "" where neither says.
     """
-    if isinstance(target, ReleaseTarget) or (isinstance(target, PackageTarget) and target.version):
+    if isinstance(target, Release):
         return target.version
-    package = ENGINES[target.package].source if isinstance(target, PackageTarget) else SGLANG
-    if package is None:
+    if ENGINES[target.engine].source is None:
         return ""
     path = Path(os.path.expanduser(target.path)).absolute()
     stated = _opened(target).version
@@ -111,29 +116,25 @@ def require_there(text: str, file: Path, source: str) -> None:
         ) from error
 
 
-def _folder(text: str) -> CheckoutTarget | PackageTarget | None:
+def _folder(text: str) -> Checkout | None:
     """The target of a folder, wheel or git revision whose Python is read; None for another one."""
     target = parse_target(text)
-    if isinstance(target, PackageTarget):
-        return target if target.path and ENGINES[target.package].source is not None else None
-    return target if isinstance(target, CheckoutTarget) else None
+    return target if isinstance(target, Checkout) and ENGINES[target.engine].source is not None else None
 
 
-def _opened(target: CheckoutTarget | PackageTarget) -> SourceTree:
-    package = ENGINES[target.package].source if isinstance(target, PackageTarget) else SGLANG
-    assert package is not None
-    return open_path(target.path, target.revision, target.text, package)
+def _opened(target: Checkout) -> SourceTree:
+    return open_path(target.path, target.revision, target.text, package_of(target))
 
 
-def located(target: PackageTarget, cache: Cache) -> Path:
+def located(target: Release | Checkout, cache: Cache) -> Path:
     """The path of a target, for a release what is kept of its wheel; fetched where the cache lacks it."""
-    if target.version:
-        return fetch_package(target.package, target.version, cache)
+    if isinstance(target, Release):
+        return fetch_package(target.engine, target.version, cache)
     path = Path(os.path.expanduser(target.path)).absolute()
     if not path.exists():
         raise UsageError(
             f"{target.text}: the path {target.path} does not exist",
-            f"a release is written {target.package}==VERSION; else give a wheel, or a folder with what is in one",
+            f"a release is written {target.engine}==VERSION; else give a wheel, or a folder with what is in one",
         )
     return path
 
@@ -180,13 +181,15 @@ def _slim(wheel: Path, kept: re.Pattern[str]) -> bytes:
     return content.getvalue()
 
 
-def cached_releases(cache: Cache) -> list[str]:
-    """The versions of SGLang that the cache has, oldest first."""
-    return cached_wheels(SGLANG, cache)
+def cached_releases(engine: str, cache: Cache) -> list[str]:
+    """The versions of an engine, whose wheels are kept whole, that the cache has, oldest first."""
+    package = ENGINES[engine].source
+    assert package is not None
+    return cached_wheels(package, cache)
 
 
 def cached_packages(cache: Cache) -> list[tuple[str, str]]:
-    """(package, version) of what the cache has of other packages, in order."""
+    """(package, version) of what the cache has of those of whose wheels a part is kept, in order."""
     packages: dict[str, str] = {}
     for name, engine in ENGINES.items():
         if engine.kept is not None:

@@ -1,37 +1,36 @@
-"""Several targets in one command: `sglang==A..B` is every release from A to B of the list, both included."""
+"""Several targets in one command: `ENGINE==A..B` is every release from A to B of the list, both included."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from packaging.version import Version
 
-from specsim.engines.target import ReleaseTarget, Target, parse_target
+from specsim.engines.registry import ENGINES, releases_of
+from specsim.engines.target import Release, Target, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.versions import is_version, nearest_versions
 
-_RELEASE, _TO = "sglang==", ".."
+_TO = ".."
 
 
-def expand_targets(texts: Iterable[str], releases: Sequence[str]) -> list[Target]:
-    """The targets that the texts name, each once, in the order given. `releases` are those that a range can have,
-    oldest first.
+def expand_targets(texts: Iterable[str]) -> list[Target]:
+    """The targets that the texts name, each once, in the order given. A range has releases that are known.
 
     Raises UsageError for a text that names none, and a range whose ends are unknown or the wrong way round.
     """
     found: dict[str, Target] = {}
     for text in texts:
-        for target in _of_range(text.strip(), releases) if _is_range(text.strip()) else [parse_target(text)]:
+        engine, _, ends = text.strip().partition("==")
+        is_range = _TO in ends and engine in ENGINES and bool(releases_of(engine))
+        for target in _of_range(engine, ends) if is_range else [parse_target(text)]:
             found.setdefault(target.text, target)
     return list(found.values())
 
 
-def _is_range(text: str) -> bool:
-    return text.startswith(_RELEASE) and _TO in text
-
-
-def _of_range(text: str, releases: Sequence[str]) -> list[Target]:
-    first, _, last = text.removeprefix(_RELEASE).partition(_TO)
+def _of_range(engine: str, ends: str) -> list[Target]:
+    text, releases = f"{engine}=={ends}", releases_of(engine)
+    first, _, last = ends.partition(_TO)
     for end in (first, last):
         if end not in releases:
             known = f"the list of releases goes from {releases[0]} to {releases[-1]}"
@@ -39,5 +38,5 @@ def _of_range(text: str, releases: Sequence[str]) -> list[Target]:
             what = f"{end!r} is not a release that specsim knows" if end else "one end is missing"
             raise UsageError(f"TARGET {text!r}: {what}", f"{known}{near}; a single release needs no list")
     if Version(first) > Version(last):
-        raise UsageError(f"TARGET {text!r} runs from newer to older", f"did you mean {_RELEASE}{last}{_TO}{first}?")
-    return [ReleaseTarget(v) for v in releases[releases.index(first) : releases.index(last) + 1]]
+        raise UsageError(f"TARGET {text!r} runs from newer to older", f"did you mean {engine}=={last}{_TO}{first}?")
+    return [Release(engine, v) for v in releases[releases.index(first) : releases.index(last) + 1]]

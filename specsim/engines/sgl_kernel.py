@@ -21,6 +21,7 @@ from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
 from specsim.engines.packages import located
+from specsim.engines.target import Checkout
 from specsim.errors import UsageError
 from specsim.lifting.archive import ArchiveError, copy_member, open_archive
 from specsim.lifting.checksums import note, require_noted
@@ -28,7 +29,7 @@ from specsim.lifting.nvcc import gpu_architecture
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
-    from specsim.engines.target import PackageTarget
+    from specsim.engines.target import Release
     from specsim.lifting.cache import Cache
 
 LIBRARY = "common_ops.abi3.so"
@@ -121,9 +122,9 @@ OPERATIONS: Mapping[str, tuple[str, Launch]] = {
 """By operation of specsim's: the CUDA operation's name, and how it is called."""
 
 
-def sgl_kernel_provider(target: PackageTarget, cache: Cache, _op: str) -> SglKernelProvider:
+def sgl_kernel_provider(target: Release | Checkout, cache: Cache, _op: str) -> SglKernelProvider:
     """The provider of sglang-kernel's CUDA operations."""
-    if target.path:
+    if isinstance(target, Checkout):
         located(target, cache)  # a path that does not exist is bad input on every machine
     return SglKernelProvider(target.text, lambda: located(target, cache), cache)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from specsim.engines.target import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
+from specsim.engines.target import Checkout, PythonTarget, Release, parse_target
 from specsim.errors import UsageError
 from specsim.files import write_text
 from specsim.findings.bisect.verdicts import FileQuestion, Limits, State
@@ -77,10 +77,8 @@ def _checked(file: Path, limits: Limits, target: str, ask: Ask) -> tuple[Verdict
 
 
 def product_of(target: str) -> str:
-    """What versions are of: "sglang" for its releases and checkouts, a package's name, else the target itself."""
+    """What versions are of: an engine for its releases and checkouts, else the target itself."""
     parsed = parse_target(target)
-    if isinstance(parsed, ReleaseTarget | CheckoutTarget):
-        return "sglang"
-    if isinstance(parsed, PackageTarget):
-        return parsed.package
+    if isinstance(parsed, Release | Checkout):
+        return parsed.engine
     return parsed.text if isinstance(parsed, PythonTarget) else "model"

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specsim.engines.packages import open_source
-from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
+from specsim.engines.registry import ENGINES
+from specsim.engines.target import ModelTarget, PythonTarget, Release, Target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import GitSource
@@ -25,13 +26,12 @@ def version_of(target: Target, cache: Cache) -> str:
     """
     if isinstance(target, ModelTarget):
         return model_hash()
-    if isinstance(target, ReleaseTarget):
+    if isinstance(target, Release):
         return target.version
     if isinstance(target, PythonTarget):
         return _module_hash(target)
-    if isinstance(target, PackageTarget) and (target.version or target.package != "vllm"):
-        return target.version or _hash_of([Path(os.path.expanduser(target.path))], target.text)
-    assert isinstance(target, CheckoutTarget | PackageTarget)
+    if ENGINES[target.engine].source is None:
+        return _hash_of([Path(os.path.expanduser(target.path))], target.text)
     source = open_source(target, cache)
     if isinstance(source, GitSource):
         return source.commit[:_SHOWN]

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from specsim import interrupts, replay_file
 from specsim.deadline import Deadline
-from specsim.engines.target import CheckoutTarget, PackageTarget, parse_target
+from specsim.engines.target import Checkout, parse_target
 from specsim.errors import UsageError
 from specsim.fuzz.batch import found_of
 from specsim.fuzz.batch_messages import OF_A_WORKER, Again, BatchEnd, BatchRequest, batch_to_json, result_from_json
@@ -167,7 +167,7 @@ class Worker:
 def _require_there(text: str) -> None:
     """A child that has a checkout loaded does not notice that it is gone."""
     target = parse_target(text)
-    path = target.path if isinstance(target, CheckoutTarget | PackageTarget) else ""
+    path = target.path if isinstance(target, Checkout) else ""
     if path and not os.path.exists(os.path.expanduser(path)):
         raise UsageError(f"{text}: the path {path} does not exist any more", "restore it")
 

@@ -177,15 +177,6 @@ def _canonical(value: object) -> str:
     return repr(value)
 
 
-def free_names(node: ast.AST) -> set[str]:
-    """Names that `node` reads and that are not Python's own."""
-    used: set[str] = set()
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load):
-            used.add(child.id)
-    return used - set(dir(builtins))
-
-
 def code_names(statement: ast.stmt) -> set[str]:
     """Names that running `statement` needs. Annotations are never evaluated in a slice, so theirs do not count, but
     for Triton's

@@ -29,7 +29,8 @@ from specsim.lifting.lift import body_hash
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
     """A defect. `function` is a name or CLASS.METHOD; `hashes` are those of its body in the releases that it is for.
-    `covered_by` is another one, if it does no harm before that is there, too.
+    `covered_by` is another one, if it does no harm before that is there, too. `worker` is the one that runs it, "fake"
+    or "release".
     """
 
     id: str
@@ -41,6 +42,7 @@ class Planted:
     name: str
     nth: int = 0
     covered_by: str = ""
+    worker: str = "fake"
 
 
 def edited(source: str | ast.Module, defect: Planted) -> ast.Module:

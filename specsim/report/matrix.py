@@ -63,7 +63,7 @@ def print_matrix(matrix: Mapping[str, Any]) -> None:
 
 
 def _short(target: str) -> str:
-    return target.removeprefix("sglang==")
+    return target.rpartition("==")[2]
 
 
 def _reasons(matrix: Mapping[str, Any]) -> list[str]:

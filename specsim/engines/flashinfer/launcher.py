@@ -20,7 +20,7 @@ from specsim.lifting.nvcc import Built, build
 from specsim.lifting.versions import is_version
 
 if TYPE_CHECKING:
-    from specsim.engines.target import PackageTarget
+    from specsim.engines.target import Checkout, Release
     from specsim.lifting.cache import Cache
 
 INCLUDE = "flashinfer/data/include"
@@ -116,7 +116,7 @@ def built(path: Path, cache: Cache) -> Built:
     return build("flashinfer", SOURCE, [headers(path, cache)], cache)
 
 
-def build_target(target: PackageTarget, cache: Cache) -> None:
+def build_target(target: Release | Checkout, cache: Cache) -> None:
     """Build what a check of the target will need."""
     built(located(target, cache), cache)
 

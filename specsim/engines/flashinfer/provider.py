@@ -22,11 +22,12 @@ from specsim.contracts.registry import OPS
 from specsim.engines.flashinfer.launcher import built
 from specsim.engines.packages import located
 from specsim.engines.sgl_kernel import NEEDS_A_GPU
+from specsim.engines.target import Checkout
 from specsim.lifting.nvcc import call, load
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
-    from specsim.engines.target import PackageTarget
+    from specsim.engines.target import Release
     from specsim.lifting.cache import Cache
 
 ROWS_MAX = 2**20
@@ -35,9 +36,9 @@ ROWS_MAX = 2**20
 ROW_STATES_BYTES = 2**20  # of the radix selection, zero before its first launch and left so
 
 
-def flashinfer_provider(target: PackageTarget, cache: Cache, _op: str) -> FlashInferProvider:
+def flashinfer_provider(target: Release | Checkout, cache: Cache, _op: str) -> FlashInferProvider:
     """The provider of a FlashInfer; on a GPU its headers are built into a library, unless they were before."""
-    if target.path:
+    if isinstance(target, Checkout):
         located(target, cache)  # a path that does not exist is bad input on every machine
     return FlashInferProvider(target.text, lambda: located(target, cache), cache)
 

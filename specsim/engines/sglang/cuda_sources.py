@@ -15,7 +15,7 @@ from specsim.engines.packages import open_source
 from specsim.lifting.nvcc import Built, build
 
 if TYPE_CHECKING:
-    from specsim.engines.target import CheckoutTarget, ReleaseTarget
+    from specsim.engines.target import Checkout, Release
     from specsim.lifting.cache import Cache
     from specsim.lifting.source import SourceTree
 
@@ -102,7 +102,7 @@ def has_sources(source: SourceTree) -> bool:
     return source.exists(f"{_INCLUDE}/{EAGLE}")
 
 
-def build_target(target: ReleaseTarget | CheckoutTarget, cache: Cache) -> None:
+def build_target(target: Release | Checkout, cache: Cache) -> None:
     """Build what a check of the target will need."""
     source = open_source(target, cache)
     if has_sources(source):

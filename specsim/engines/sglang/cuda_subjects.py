@@ -20,7 +20,7 @@ from specsim.lifting.nvcc import Built, call, load
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
-    from specsim.engines.target import CheckoutTarget, ReleaseTarget
+    from specsim.engines.target import Checkout, Release
     from specsim.lifting.cache import Cache
     from specsim.lifting.source import SourceTree
 
@@ -81,7 +81,7 @@ class _WithCudaSources:
         return found + in_cuda, [entry for entry in missing if entry.what not in has_source] + absent
 
 
-def sglang_provider(target: ReleaseTarget | CheckoutTarget, cache: Cache, op: str) -> Provider:
+def sglang_provider(target: Release | Checkout, cache: Cache, op: str) -> Provider:
     """The provider of a release or checkout and, if it has any, of its CUDA sources. Of one operation alone where `op`
     names it: no other is lifted then.
     """

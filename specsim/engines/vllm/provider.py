@@ -18,13 +18,13 @@ from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
-    from specsim.engines.target import PackageTarget
+    from specsim.engines.target import Checkout, Release
     from specsim.lifting.cache import Cache
     from specsim.lifting.lift import TextStore
     from specsim.lifting.source import SourceTree
 
 
-def vllm_provider(target: PackageTarget, cache: Cache, _op: str) -> VllmProvider:
+def vllm_provider(target: Release | Checkout, cache: Cache, _op: str) -> VllmProvider:
     """The provider of a release, checkout or revision of vLLM. UsageError when it is not there."""
     return VllmProvider(open_source(target, cache), cache)
 

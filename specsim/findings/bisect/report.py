@@ -19,7 +19,7 @@ SKIPPED_MAX = 10
 def step_line(step: Step) -> str:
     """One verdict, as it comes."""
     state, revision = step.verdict.state, step.revision
-    title = "" if revision.title.endswith(revision.name.removeprefix("sglang==")) else f"  {revision.title}"
+    title = "" if revision.title.endswith(revision.name.rpartition("==")[2]) else f"  {revision.title}"
     why = f"  ({_short(step.verdict.why, 100)})" if state is State.SKIPPED else ""
     return f"{revision.name:22}  {state.text:11}  {step.seconds:5.1f} s{title}{why}"
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from specsim.engines.packages import open_source
-from specsim.engines.registry import VLLM
-from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget, parse_target
+from specsim.engines.registry import ENGINES, MAIN, releases_of
+from specsim.engines.target import Checkout, Release, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.git import Commit, Repository
@@ -32,9 +31,9 @@ class Revision:
     merged: int = 0
 
     def open(self, cache: Cache) -> SourceTree:
-        """Its source; a release is fetched once. UsageError when it is not there, or is neither SGLang nor vLLM."""
+        """Its source; a release is fetched once. UsageError when it is not there, or is no engine's."""
         target = parse_target(self.target)
-        assert isinstance(target, ReleaseTarget | CheckoutTarget | PackageTarget)
+        assert isinstance(target, Release | Checkout)
         return open_source(target, cache)
 
 
@@ -60,10 +59,10 @@ def releases_between(good: str, bad: str) -> History:
     """The releases from one to the other. Both may be newer than, or missing from, the list of those that are known."""
     one, other = _version("--good", good), _version("--bad", bad)
     if Version(one) == Version(other):
-        raise UsageError(f"--good and --bad are both sglang=={one}", "give two releases that differ")
+        raise UsageError(f"--good and --bad are both {MAIN}=={one}", "give two releases that differ")
     low, high = sorted((one, other), key=Version)
-    known = [v for v in RELEASES if Version(low) < Version(v) < Version(high)]
-    revisions = tuple(Revision(f"sglang=={v}", f"sglang=={v}", f"release {v}") for v in (low, *known, high))
+    known = [v for v in releases_of(MAIN) if Version(low) < Version(v) < Version(high)]
+    revisions = tuple(Revision(f"{MAIN}=={v}", f"{MAIN}=={v}", f"release {v}") for v in (low, *known, high))
     return History(revisions, one == low)
 
 
@@ -91,22 +90,23 @@ def _history(repo: Repository, commits: list[Commit], good_is_older: bool, note:
 
 def _revision(path: Path, commit: Commit) -> Revision:
     title = "".join(letter if letter.isprintable() else " " for letter in commit.subject)
-    of_vllm, of_sglang = (
-        PackageTarget("vllm", path=str(path), revision=commit.hash),
-        CheckoutTarget(str(path), commit.hash),
-    )
-    return Revision(
-        (of_vllm if _is_vllm(path) else of_sglang).text, commit.hash[:12], title, max(0, len(commit.parents) - 1)
-    )
+    target = Checkout(_engine_of(path), str(path), commit.hash)
+    return Revision(target.text, commit.hash[:12], title, max(0, len(commit.parents) - 1))
 
 
-def _is_vllm(path: Path) -> bool:
-    """Whether the repository is vLLM's, as its work tree says; any other is taken for SGLang's."""
-    return any((path / layout / VLLM.marker / "spec_decode").is_dir() for layout in VLLM.layouts)
+def _engine_of(path: Path) -> str:
+    """Whose a repository is, as its work tree says; where that says nothing it is taken for the main engine's."""
+    sources = {name: engine.source for name, engine in ENGINES.items() if engine.source is not None}
+    here = (
+        name
+        for name, source in sources.items()
+        if any((path / layout / source.marker).is_dir() for layout in source.layouts)
+    )
+    return next(here, MAIN)
 
 
 def _version(option: str, text: str) -> str:
-    version = text.removeprefix("sglang==").removeprefix("v")
+    version = text.removeprefix(f"{MAIN}==").removeprefix("v")
     if not is_version(version):
         raise UsageError(
             f"{option} {text!r} is not a release",

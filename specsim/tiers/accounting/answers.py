@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from specsim.tiers.accounting.schedules import KnownSchedule, SimulationResult
 
 EVENTS_SHOWN = 8
-SEARCH_ATTEMPTS = 80  # at a smaller schedule of what a search found; `specsim shrink` takes more
 SUBJECT = "schedules"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
+from specsim.engines.registry import ENGINES, MAIN
 from specsim.isolation.conversation import START_SECONDS_MAX
 from specsim.tiers.messages import Check, Failure
 from specsim.tiers.not_run import LACKS
@@ -45,7 +46,7 @@ class OpsTier:
         "specsim.tiers.ops.finding",
         "specsim.tiers.ops.suite",
         "specsim.contracts.registry",
-        "specsim.engines.sglang.provider",
+        ENGINES[MAIN].subjects["ops"][0],
     )
     ignored: tuple[tuple[str, ...], str] = (
         ("schedules", "mutant"),

@@ -41,9 +41,12 @@ class SchedulerTier:
     )
 
     def is_of(self, target: Target) -> bool:
-        from specsim.engines.target import CheckoutTarget, PythonTarget, ReleaseTarget
+        from specsim.engines.registry import ENGINES
+        from specsim.engines.target import Checkout, PythonTarget, Release
 
-        return isinstance(target, ReleaseTarget | CheckoutTarget | PythonTarget)
+        if isinstance(target, Release | Checkout):
+            return self.name in ENGINES[target.engine].subjects
+        return isinstance(target, PythonTarget)
 
     def has_batches(self, target: Target) -> bool:
         return self.is_of(target)

@@ -15,7 +15,7 @@ from specsim.choices.chooser import between, seeded
 from specsim.engines.packages import fetch_release
 from specsim.engines.sglang.scheduler.boot import Booted, boot
 from specsim.engines.sglang.scheduler.options import Options
-from specsim.engines.target import ReleaseTarget
+from specsim.engines.target import Release
 from specsim.lifting.cache import open_cache
 from specsim.vdevice import simulate
 from specsim.world.hash_model import decoded
@@ -30,7 +30,7 @@ ITERATIONS_MAX = 400
 def main() -> None:
     version, options = sys.argv[1], Options(**json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}"))
     cache = open_cache()
-    wheel = fetch_release(ReleaseTarget(version), cache)
+    wheel = fetch_release(Release("sglang", version), cache)
     assert wheel is not None
     chooser = seeded(0, "smoke")
     root = unpacked(wheel, cache)

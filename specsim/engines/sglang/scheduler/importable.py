@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specsim.engines.packages import fetch_release, open_source
-from specsim.engines.registry import SGLANG
-from specsim.engines.target import CheckoutTarget, ReleaseTarget
+from specsim.engines.packages import fetch_release, open_source, package_of
+from specsim.engines.target import Checkout, Release
+from specsim.lifting.package import Package
 from specsim.lifting.source import GitSource
 from specsim.world.unpack import unpacked
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
 
 
-def folder_of(target: ReleaseTarget | CheckoutTarget, cache: Cache) -> Path:
+def folder_of(target: Release | Checkout, cache: Cache) -> Path:
     """The folder that holds the package `sglang`: of a release in the cache, of a checkout where it is, of a git
     revision written into the cache until this process ends. UsageError where there is none.
     """
-    if isinstance(target, ReleaseTarget):
+    if isinstance(target, Release):
         wheel = fetch_release(target, cache)
         assert wheel is not None
         return unpacked(wheel, cache)
     source = open_source(target, cache)
     if isinstance(source, GitSource):
-        return _written(source.repository, source.commit, cache)
+        return _written(source.repository, source.commit, package_of(target), cache)
     sys.dont_write_bytecode = True  # nothing is left in a user's checkout
     path = Path(os.path.expanduser(target.path)).absolute()
     return next(root for root in (path / "python", path, path.parent) if (root / "sglang" / "srt").is_dir())
 
 
 @functools.cache
-def _written(repository: Path, commit: str, cache: Cache) -> Path:
+def _written(repository: Path, commit: str, package: Package, cache: Cache) -> Path:
     """The files of a commit in a folder of this process' own, removed when it ends."""
     folder = cache.path(f".scratch-{os.getpid()}-{secrets.token_hex(16)}")
     atexit.register(_remove, folder, os.getpid())
-    GitSource(repository, commit, SGLANG).write(folder)
+    GitSource(repository, commit, package).write(folder)
     return folder
 
 

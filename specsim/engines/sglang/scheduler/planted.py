@@ -9,23 +9,22 @@ graph runners, its attention plan, its write window, its sampling.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from specsim.lifting.planted import Planted
 from specsim.world.planted import load
 
-
-@cache
-def planted() -> dict[str, Planted]:
-    """The defects by id."""
-    return load(Path(__file__).with_name("planted.toml"))
-
-
 WORKERS = ("sglang.srt.layers.", "sglang.srt.model_executor.", "sglang.srt.speculative.")
 """Modules in whose place a fake worker stands."""
 
 
-def worker_of(defect: Planted) -> str:
-    """The worker with which a defect is run: "fake", or "release" for one in the release's own."""
-    return "release" if defect.module.startswith(WORKERS) else "fake"
+@cache
+def planted() -> dict[str, Planted]:
+    """The defects by id."""
+    defects = load(Path(__file__).with_name("planted.toml"))
+    of_workers = {
+        name: replace(one, worker="release") for name, one in defects.items() if one.module.startswith(WORKERS)
+    }
+    return defects | of_workers

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from specsim.choices.chooser import Chooser
     from specsim.contracts.enumeration import Distribution
-    from specsim.engines.target import CheckoutTarget, ReleaseTarget
+    from specsim.engines.target import Checkout, Release
     from specsim.lifting.cache import Cache
     from specsim.vdevice.recording import Recording
     from specsim.world.packages import Edit
@@ -127,7 +127,7 @@ BLAME = Blame(
 
 
 def sglang_scheduler(
-    target: ReleaseTarget | CheckoutTarget,
+    target: Release | Checkout,
     cache: Cache,
     mutant: str = "",
     root: Path | None = None,
