@@ -20,7 +20,7 @@ from specsim.errors import UsageError
 from specsim.findings import fixtures
 from specsim.findings.matrix import Column, Matrix, cell_of, rows_of
 from specsim.findings.pin import Pinned
-from specsim.report.matrix import command_of, fixtures_in, page, with_tier
+from specsim.report.matrix import command_of, fixtures_in, page, print_matrix, with_tier
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures" / "replays"
@@ -251,3 +251,17 @@ def test_every_finding_of_the_committed_page_is_triaged_and_has_a_fixture_that_s
             assert link, f"{name} on {version} has no fixture"
             assert shown[name, f"sglang=={version}"] == FIXTURES / link[1]
             assert entries, f"{name} on {version} is not in the triage"
+
+
+def test_a_matrix_of_many_releases_is_printed_in_any_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cells have a style of two words, in which no line may be broken."""
+    columns = [column(f"sglang=={version}", [RAN], [finding("accounting:I31:resolve")]) for version in RELEASES]
+    matrix = Matrix("0", columns, rows_of(columns)).to_json()
+    for width in (*range(20, 130), 400):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_matrix(matrix)
+        said = capsys.readouterr().out
+        assert "bold" not in said
+        assert said.split().count("x") >= len(RELEASES)

@@ -78,7 +78,7 @@ def print_row(console: Console, name: str, text: str, style: str = "") -> None:
 
 
 def show(console: Console, made: Table) -> None:
-    """Print a table; where its words do not fit into columns, a line for each row."""
+    """Print a table; where its words do not fit into columns, a line for each row, without styles."""
     columns = [[str(column.header), *map(str, column.cells)] for column in made.columns]
     longest = (max(len(word) for cell in column for word in Text.from_markup(cell).plain.split()) for column in columns)
     if sum(2 + length for length in longest) <= console.width:
@@ -86,8 +86,9 @@ def show(console: Console, made: Table) -> None:
         return
     console.print(made.title)
     for row in zip(*columns, strict=True):
-        for line in wrapped("  ".join(filter(None, row)), console.width, "    "):
-            console.print(line, soft_wrap=True)
+        text = "  ".join(Text.from_markup(cell).plain for cell in row if cell)
+        for line in wrapped(text, console.width, "    "):
+            console.print(markup.escape(line), soft_wrap=True)
     console.print()
 
 
