@@ -250,3 +250,9 @@ def test_a_releases_kernels_are_launched_as_they_want_to_be(
                     atol=atol,
                     msg=f"{peer.op} {name}",
                 )
+
+
+@pytest.mark.parametrize("target", ["model", "vllm==1.0", "sglang-kernel==1.0"])
+def test_what_no_peer_is_lifted_from_is_refused_before_it_is_fetched(target: str) -> None:
+    with pytest.raises(UsageError, match="is no release or checkout"):
+        lift_all([target])

@@ -76,4 +76,5 @@ def test_a_schedule_of_it_is_written_by_hand(folder: Path, monkeypatch: pytest.M
 def test_a_defect_of_a_release_is_not_planted_into_it(folder: Path) -> None:
     ended = specsim(folder, "dev", "check", "engine:right", "--only", "scheduler", "--mutant", "P07")
     assert ended.returncode == 2
+    assert "no defect can be planted into engine:right" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -220,7 +220,7 @@ def _known(target: str) -> frozenset[str]:
 
 def _parsed(target: str) -> Release | Checkout:
     parsed = parse_target(target)
-    if not isinstance(parsed, Release | Checkout):
+    if not isinstance(parsed, Release | Checkout) or "scheduler" not in ENGINES[parsed.engine].subjects:
         raise UsageError(f"{target} has no scheduler", "name a release or a checkout: ENGINE==VERSION, ENGINE@PATH")
     return parsed
 

@@ -84,8 +84,8 @@ def lift_all(targets: Sequence[str] | None) -> Lifted:
 
 def _open(text: str, cache: Cache) -> SourceTree:
     target = parse_target(text)
-    if not isinstance(target, Release | Checkout):
-        raise UsageError(f"{text} is no release or checkout", "name ENGINE==VERSION or ENGINE@PATH")
+    if not isinstance(target, Release | Checkout) or target.engine != MAIN:  # whose tables peers are lifted by
+        raise UsageError(f"{text} is no release or checkout", f"name for example {MAIN}==VERSION or {MAIN}@PATH")
     return open_source(target, cache)
 
 

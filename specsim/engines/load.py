@@ -91,9 +91,9 @@ def load_scheduler(
     `files_of` gave, None where it was not asked; of `files` schedules note which statements run, besides those of the
     scheduler.
     """
+    if mutant:
+        planted_into(target)
     if isinstance(target, PythonTarget):
-        if mutant:
-            raise UsageError(f"--mutant {mutant} with {target.text}", "defects are planted into releases and checkouts")
         value: SchedulerTarget = _user_object(target)
         is_scheduler = callable(getattr(value, "start", None))
         return value if is_scheduler else NotRun("scheduler", "it has no `start`: it is no SchedulerTarget")
@@ -105,10 +105,10 @@ def load_scheduler(
 
 
 def planted_into(target: Target) -> Mapping[str, Planted]:
-    """The defects that can be planted into the scheduler of a target, by id; none where it is no engine's."""
+    """The defects that can be planted into the scheduler of a target, by id. UsageError where none can."""
     maker = _engine(target).planted if isinstance(target, Release | Checkout) else None
     if maker is None:
-        return {}
+        raise UsageError(f"no defect can be planted into {target.text}", "name a release or a checkout of an engine")
     defects: Mapping[str, Planted] = _function(maker)()
     return defects
 
