@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specsim.engines.registry import ENGINES
+from specsim.engines.packages import package_of
 from specsim.engines.sglang.releases import load
-from specsim.lifting.package import Package
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FEW = load((FIXTURES / "releases.txt").read_text(encoding="utf-8"))
 """The releases that every run of the tests reads, oldest first."""
 OLDEST, NEWEST = FEW[0], FEW[-1]
 """Of those few."""
-
-
-def _package() -> Package:
-    package = ENGINES["sglang"].source
-    assert package is not None
-    return package
-
-
-SGLANG = _package()
+SGLANG = package_of("sglang")

@@ -43,12 +43,12 @@ def fetch_release(target: Target, cache: Cache, *, pip: PipRunner = run_pip) -> 
         return None
     if ENGINES[target.engine].kept is not None:
         return fetch_package(target.engine, target.version, cache, pip=pip)
-    return fetch_wheel(package_of(target), target.version, cache, pip=pip)
+    return fetch_wheel(package_of(target.engine), target.version, cache, pip=pip)
 
 
-def package_of(target: Release | Checkout) -> Package:
-    """The Python package of a target whose source is read."""
-    package = ENGINES[target.engine].source
+def package_of(engine: str) -> Package:
+    """The Python package of an engine whose source is read."""
+    package = ENGINES[engine].source
     assert package is not None
     return package
 
@@ -61,7 +61,7 @@ def open_source(target: Release | Checkout, cache: Cache) -> SourceTree:
         return _opened(target)
     fetched = fetch_release(target, cache)
     assert fetched is not None
-    return WheelSource(fetched, package_of(target), target.text)
+    return WheelSource(fetched, package_of(target.engine), target.text)
 
 
 def version_of(target: Release | Checkout, cache: Cache) -> str:
@@ -123,7 +123,7 @@ def _folder(text: str) -> Checkout | None:
 
 
 def _opened(target: Checkout) -> SourceTree:
-    return open_path(target.path, target.revision, target.text, package_of(target))
+    return open_path(target.path, target.revision, target.text, package_of(target.engine))
 
 
 def located(target: Release | Checkout, cache: Cache) -> Path:
@@ -182,10 +182,11 @@ def _slim(wheel: Path, kept: re.Pattern[str]) -> bytes:
 
 
 def cached_releases(engine: str, cache: Cache) -> list[str]:
-    """The versions of an engine, whose wheels are kept whole, that the cache has, oldest first."""
-    package = ENGINES[engine].source
-    assert package is not None
-    return cached_wheels(package, cache)
+    """The versions of an engine that the cache has, oldest first where wheels are kept whole."""
+    of_it = ENGINES[engine]
+    if of_it.kept is None:
+        return cached_wheels(package_of(engine), cache)
+    return [version for name, version in cached_packages(cache) if ENGINES[name].distribution == of_it.distribution]
 
 
 def cached_packages(cache: Cache) -> list[tuple[str, str]]:

@@ -176,12 +176,18 @@ def triage_of(engine: str, signature: str, version: str | None) -> Triage | None
     return entries[-1] if entries else None
 
 
+def entry_at(target: str, signature: str) -> Triage | None:
+    """The entry of a signature on a release ENGINE==VERSION, as `triage_of`; None for what is no engine's."""
+    engine, _, version = target.partition("==")
+    return triage_of(engine, signature, version) if engine in ENGINES else None
+
+
 def known_line(target: str, signature: str) -> str:
     """The line of the entry of a signature that has the release ENGINE==VERSION in its span; "" where none has, or the
     target is another, such as a release with a defect in it.
     """
-    engine, _, version = target.partition("==")
-    entry = triage_of(engine, signature, version) if engine in ENGINES and is_version(version) else None
+    version = target.partition("==")[2]
+    entry = entry_at(target, signature) if is_version(version) else None
     return entry.line if entry is not None and entry.first and entry.covers(version) else ""
 
 

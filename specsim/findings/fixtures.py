@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
-from specsim.engines.registry import ENGINES
-from specsim.engines.triage import UNTRIAGED, Triage, triage_of
+from specsim.engines.triage import UNTRIAGED, entry_at
 from specsim.files import read_json, write_json
 from specsim.findings.matrix import Cell, Matrix, Row, cell_of, in_order
 from specsim.findings.pin import replay_pinned
@@ -60,22 +59,17 @@ def replay_known(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: in
             if signature not in rows:
                 cells = {column.target: cell_of(column, signature) for column in matrix.columns}
                 rows[signature] = _row(signature, path, target, cells)
-            entry = _triage_of(signature, target)
+            entry = entry_at(target, signature)
             reach = " or ".join(sorted(entry.reaches)) if entry else ""
             rows[signature].cells[target] = Cell("finding", reach=reach, replay=str(path))
     matrix.rows = in_order(rows.values())
-
-
-def _triage_of(signature: str, target: str) -> Triage | None:
-    engine, _, version = target.partition("==")
-    return triage_of(engine, signature, version) if engine in ENGINES else None
 
 
 def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> Row:
     """The row of a finding that is known by its fixture alone."""
     stored = replay_file.load(path)
     rule = TIERS[stored.tier].rules[stored.rule]
-    triage = _triage_of(signature, target)
+    triage = entry_at(target, signature)
     severity = str(triage.severity if triage else rule.severity)
     return Row(signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else UNTRIAGED, cells)
 

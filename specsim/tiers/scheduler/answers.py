@@ -512,6 +512,11 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     messages.send(Replayed(answer=answer_of(target, stored, outcome, records=work.record)))
 
 
+def _code_of(target: SchedulerTarget) -> list[dict[str, str]]:
+    """What a schedule runs, for whoever compares revisions."""
+    return [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}]
+
+
 def answer_of(
     target: SchedulerTarget, stored: SchedulerReplay, outcome: Outcome, *, records: bool = False
 ) -> dict[str, Any]:
@@ -528,7 +533,7 @@ def answer_of(
         "setup": record.setup if record else "",
         "events": list(record.events) if record else [],
         "where": next((v.where for v in violations if v.signature == stored.signature), ""),
-        "code": [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}],
+        "code": _code_of(target),
         "ran": [list(function) for function in record.ran] if record else [],
         "violations": [{**plain_violation(violation), "signature": violation.signature} for violation in violations],
     }
@@ -592,9 +597,8 @@ def search(request: Request, work: Search, messages: Messages) -> None:
             failed += any(violation.rule == HostException.rule.id for violation in violations)
     finally:
         starters.close()
-    code = [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}]
-    answer = {"schedules": checked, "refused": refused, "failed": failed, "violation": shown, "code": code}
-    messages.send(Replayed(answer=answer))
+    answer = {"schedules": checked, "refused": refused, "failed": failed, "violation": shown}
+    messages.send(Replayed(answer={**answer, "code": _code_of(target)}))
 
 
 def shrink(request: Request, work: Shrink, messages: Messages) -> None:

@@ -31,7 +31,7 @@ def folder_of(target: Release | Checkout, cache: Cache) -> Path:
         return unpacked(wheel, cache)
     source = open_source(target, cache)
     if isinstance(source, GitSource):
-        return _written(source.repository, source.commit, package_of(target), cache)
+        return _written(source.repository, source.commit, package_of(target.engine), cache)
     sys.dont_write_bytecode = True  # nothing is left in a user's checkout
     path = Path(os.path.expanduser(target.path)).absolute()
     return next(root for root in (path / "python", path, path.parent) if (root / "sglang" / "srt").is_dir())
