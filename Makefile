@@ -29,7 +29,8 @@ DEV := .venv/.dev
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 ALL_RELEASES := $(shell sed -e 's/#.*//' specsim/engines/sglang/releases.txt)
-VLLM_RELEASES := 0.11.0 0.33.0
+VLLM_FEW := 0.26.0 0.33.0
+VLLM_RELEASES := 0.11.0 $(VLLM_FEW)
 
 # Every file of tests that reads the list of releases, or opens a release by its version.
 RELEASE_TESTS := $(shell grep -rlwE --include='test_*.py' 'Release|RELEASES' property_tests)
@@ -49,8 +50,8 @@ run: $(READY) ## specsim check, on the built-in engine
 	@printf '%s\n' '' 'That was specsim on its own kernels. Next, a release of SGLang, which is fetched once:' \
 		'  . .venv/bin/activate' '  specsim check sglang==0.5.12 --only scheduler'
 
-test: $(DEV) ## every test; fetches the releases of fixtures/releases.txt once
-	@$(BIN)/specsim targets $(foreach version,$(RELEASES),--fetch sglang==$(version)) \
+test: $(DEV) ## every test; fetches a few releases once: those of fixtures/releases.txt, and two of vLLM
+	@$(BIN)/specsim targets $(foreach target,$(RELEASES:%=sglang==%) $(VLLM_FEW:%=vllm==%),--fetch $(target)) \
 		|| echo 'make test: not every release is there (see above); the tests that need them are skipped' >&2
 	$(BIN)/python -m pytest -n auto
 

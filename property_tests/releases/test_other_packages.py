@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ from specsim.contracts.frequencies import MIN_P, evidence
 from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 from specsim.engines import listing
 from specsim.engines.flashinfer.launcher import headers, known_headers
+from specsim.engines.importable import folder_of
 from specsim.engines.load import load_provider
 from specsim.engines.packages import cached_packages, fetch_package
 from specsim.engines.registry import ENGINES, MAIN
 from specsim.engines.sgl_kernel import OPERATIONS, find_library
-from specsim.engines.target import parse_target
+from specsim.engines.target import Release, parse_target
 from specsim.engines.triage import TABLE, triage_of
 from specsim.engines.vllm.operations import IMPLEMENTATIONS, SAMPLER, UTILS, CoinTorch
 from specsim.engines.vllm.provider import VllmProvider
@@ -304,12 +307,26 @@ def pip_that_delivers(entries: dict[str, str]) -> Callable[..., PipResult]:
 
 def test_of_a_wheel_only_what_is_read_is_kept_and_fetched_once(tmp_path: Path) -> None:
     cache = cache_in(tmp_path)
-    entries = {"vllm/v1/a.py": "A = 1", "vllm/v1/a.so": "x", "vllm/b.py": "", "vllm-1.2.dist-info/METADATA": "Name: v"}
+    kept = {"vllm/v1/a.py": "A = 1", "vllm/b.py": "", "vllm-1.2.dist-info/METADATA": "Name: v"}
+    entries = {**kept, "vllm/v1/a.so": "x", "vllm/models/a.py": ""}
     stored = fetch_package("vllm", "1.2", cache, pip=pip_that_delivers(entries))
-    assert set(zipfile.ZipFile(stored).namelist()) == {"vllm/v1/a.py", "vllm-1.2.dist-info/METADATA"}
+    assert set(zipfile.ZipFile(stored).namelist()) == {*kept}
     assert fetch_package("vllm", "1.2", cache, pip=lambda _command: PipResult(1, "")) == stored
     assert cached_packages(cache) == [("vllm", "1.2")]
     assert list(cache.folder.glob(".scratch*")) == []
+
+
+def test_what_was_kept_of_a_wheel_is_fetched_again_when_more_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, entries = cache_in(tmp_path), {"vllm/v1/a.py": "A = 1", "vllm/models/a.py": "B = 1"}
+    first = fetch_package("vllm", "1.2", cache, pip=pip_that_delivers(entries))
+    folder = folder_of(Release("vllm", "1.2"), cache)
+    monkeypatch.setitem(ENGINES, "vllm", replace(ENGINES["vllm"], kept=re.compile(r"vllm/.*\.py")))
+    again = fetch_package("vllm", "1.2", cache, pip=pip_that_delivers(entries))
+    assert again == first
+    assert set(zipfile.ZipFile(again).namelist()) == {*entries}
+    assert folder_of(Release("vllm", "1.2"), cache) != folder
 
 
 def test_a_release_that_pip_cannot_find_is_reported_by_its_name(tmp_path: Path) -> None:

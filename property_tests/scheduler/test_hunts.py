@@ -97,7 +97,7 @@ def test_the_defects_of_a_release_are_those_of_its_source(release: Callable[[str
 def test_a_target_without_a_scheduler_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="hunts nothing"):
         run([name], "cpu")
-    for target in ("model", "vllm==1.0", "sglang-kernel==1.0"):
+    for target in ("model", "flashinfer==1.0", "sglang-kernel==1.0"):
         with pytest.raises(UsageError, match=f"{target} has no scheduler"):
             hunts._defects_of(target)
 

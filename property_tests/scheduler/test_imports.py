@@ -110,6 +110,38 @@ def test_an_edit_changes_what_is_run_and_no_file(answer: Any, tmp_path: Path) ->
     assert (tmp_path / "made" / "module.py").read_text() == "ANSWER = 1 + 1\n"
 
 
+LISTED = """
+import json, sys
+from pathlib import Path
+from specsim.world.packages import Packages, install
+packages = Packages(frozenset(), frozenset(), imported=("made.core", "made.one"))
+install(Path(sys.argv[1]), "made", packages, {}, {})
+from made.core.loop import ANSWER
+import made.once, made
+print(json.dumps([ANSWER, made.__file__, made.once.__file__, sys.modules["made.one"].VALUE]))
+"""
+
+
+def test_of_a_release_with_a_list_of_modules_any_other_is_made_up_be_it_there_or_not(tmp_path: Path) -> None:
+    files = {
+        "__init__.py": "raise ImportError('half of the release')",
+        "once.py": "raise ImportError('begins as one does')",
+        "one.py": "VALUE = 1",
+        "core/__init__.py": "",
+        "core/loop.py": "from made.one import VALUE\nfrom made.kernels.gone import Base\n"
+        "class Loop(Base): value = VALUE + 1\nANSWER = Loop.value",
+    }
+    for name, text in files.items():
+        path = tmp_path / "made" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    ended = subprocess.run(
+        [sys.executable, "-c", LISTED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == [2, "<fabricated>", "<fabricated>", 1]
+
+
 PROBING = """
 import json, sys
 from pathlib import Path

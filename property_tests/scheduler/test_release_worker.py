@@ -134,7 +134,7 @@ def test_a_planted_defect_makes_a_worker_lossy(release: Callable[[str], SourceTr
         ("check", "sglang==1.0", "--only", "scheduler", "--worker", "another"),
         ("lossless", "sglang==1.0", "--drafts", "forest"),
         ("lossless", "sglang==1.0", "--mutant", "W99"),
-        ("lossless", "vllm==1.0"),
+        ("lossless", "flashinfer==1.0"),
         ("bench", "scheduler", "--worker", "none"),
     ],
     ids=" ".join,

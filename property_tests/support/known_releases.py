@@ -13,3 +13,5 @@ FEW = load((FIXTURES / "releases.txt").read_text(encoding="utf-8"))
 OLDEST, NEWEST = FEW[0], FEW[-1]
 """Of those few."""
 SGLANG = package_of("sglang")
+VLLM_OLD, VLLM_NEW = "0.26.0", "0.33.0"
+"""Releases of vLLM that every run of the tests reads: the last one with a known defect, and the newest one."""

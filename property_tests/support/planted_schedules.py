@@ -13,7 +13,8 @@ import sys
 
 import msgspec
 
-from specsim.engines.sglang.scheduler.importable import folder_of
+from specsim.engines.importable import folder_of
+from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
 from specsim.engines.target import Release
@@ -24,6 +25,7 @@ from specsim.tiers.scheduler.answers import violations_of
 from specsim.world import workload
 from specsim.world.forks import NotStarted, Starters, wanted
 from specsim.world.planted import edit_of
+from specsim.world.release import ReleaseFiles
 
 SECONDS = 60.0
 
@@ -36,7 +38,7 @@ def main(
     module = f"sglang.srt.{module}"
     defect = Planted(id="", title="", module=module, function=function, hashes=(), edit=edit, name=name, nth=int(nth))
     root = folder_of(Release("sglang", version), open_cache(None))
-    starters = Starters(SglangScheduler(root, edit_of(defect) if edit else None), CHECKS)
+    starters = Starters(SglangScheduler(ReleaseFiles(root, PACKAGE), edit_of(defect) if edit else None), CHECKS)
     try:
         schedules = (wanted(SETUPS, 0, index, SECONDS) for index in range(int(count)))
         outcomes = [starters.run(msgspec.structs.replace(s, tape=(int(setup),)) if setup else s) for s in schedules]

@@ -1,6 +1,6 @@
 """Run as a program: what schedules of a release's scheduler show, as JSON, in a process of its own.
 
-    python -m property_tests.support.release_schedules VERSION COUNT [REPLAY_FILE ...]
+    python -m property_tests.support.release_schedules TARGET COUNT [REPLAY_FILE ...]
 
 The first COUNT schedules of seed 0, and those of the replay files. The hash seed is this process'.
 """
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
+from specsim.engines.load import load_scheduler
+from specsim.engines.registry import MAIN
 from specsim.engines.sglang.scheduler.setups import SETUPS
-from specsim.engines.sglang.scheduler.target import sglang_scheduler
-from specsim.engines.target import Release
+from specsim.engines.target import parse_target
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.replay_file import SchedulerReplay
@@ -32,9 +33,11 @@ SECONDS = 60.0
 
 
 @functools.cache
-def shown_by(version: str, count: int, hash_seed: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
+def shown_by(
+    version: str, count: int, hash_seed: str, files: tuple[Path, ...] = (), engine: str = MAIN
+) -> dict[str, Any]:
     """{"schedules": [...], "files": {NAME: ...}}, each with its `digest` and the `signatures` that it shows."""
-    command = [sys.executable, "-m", __name__, version, str(count), *map(str, files)]
+    command = [sys.executable, "-m", __name__, f"{engine}=={version}", str(count), *map(str, files)]
     environment = of_target(hash_seed=hash_seed)
     ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=1200)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -47,8 +50,8 @@ def signatures_of(schedules: list[dict[str, Any]]) -> list[str]:
     return sorted({signature for schedule in schedules for signature in schedule["signatures"]})
 
 
-def main(version: str, count: str, *files: str) -> None:
-    target = sglang_scheduler(Release("sglang", version), open_cache(None))
+def main(text: str, count: str, *files: str) -> None:
+    target = load_scheduler(parse_target(text), open_cache(None))
     assert not isinstance(target, NotRun), target
     starters = Starters(target, CHECKS)
 
@@ -64,7 +67,7 @@ def main(version: str, count: str, *files: str) -> None:
         loaded = {Path(file).stem: replay_file.load(Path(file)) for file in files}
         stored = {name: one for name, one in loaded.items() if isinstance(one, SchedulerReplay)}
         answer = {
-            "schedules": [run(wanted(SETUPS, 0, index, SECONDS)) for index in range(int(count))],
+            "schedules": [run(wanted(target.setups, 0, index, SECONDS)) for index in range(int(count))],
             "files": {
                 name: run(again(one, SECONDS)) for name, one in stored.items() if isinstance(one, SchedulerReplay)
             },

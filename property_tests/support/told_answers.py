@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 
-from specsim.engines.sglang.scheduler.importable import folder_of
+from specsim.engines.importable import folder_of
+from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import SglangScheduler
 from specsim.engines.target import Release
@@ -16,6 +17,7 @@ from specsim.lifting.cache import open_cache
 from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import violations_of
 from specsim.world.forks import Starters, wanted
+from specsim.world.release import ReleaseFiles
 
 REASON = "req.finished_reason.to_json() if req.finished_reason else None"
 MISTAKES = {
@@ -45,7 +47,7 @@ def main(version: str, count: str, mistake: str) -> None:
         return source.replace(was, now, 1) if name.endswith(MODULES) else source
 
     target = Release("sglang", version)
-    starters = Starters(SglangScheduler(folder_of(target, open_cache(None)), edited), CHECKS)
+    starters = Starters(SglangScheduler(ReleaseFiles(folder_of(target, open_cache(None)), PACKAGE), edited), CHECKS)
     try:
         outcomes = [starters.run(wanted(SETUPS, 0, index, SECONDS)) for index in range(int(count))]
     finally:

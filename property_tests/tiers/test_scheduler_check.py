@@ -15,6 +15,7 @@ from specsim import replay_file
 from specsim.commands.one_target import alike_of
 from specsim.commands.suites import Asked
 from specsim.engines.sglang.scheduler.imports import PACKAGES
+from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.sglang.scheduler.target import RUST_TREE, SglangScheduler
 from specsim.engines.target import Release
@@ -27,6 +28,7 @@ from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
 from specsim.verdict import Covered
 from specsim.world.forks import wanted
+from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import Setup, StartedScheduler, rows_of
 
 TOKEN = "scheduler:I40:request:another-token"
@@ -126,7 +128,7 @@ def test_a_finding_on_the_radix_tree_in_rust_says_whether_it_is_of_that_alone(
 @pytest.mark.parametrize("suffix", ["", ".py", *EXTENSION_SUFFIXES, ".cpython-27-x86_64-linux-gnu.so"])
 def test_a_radix_tree_that_this_python_cannot_load_is_not_run(tmp_path: Path, suffix: str) -> None:
     scheduler = object.__new__(SglangScheduler)
-    scheduler._root = tmp_path
+    scheduler._release = ReleaseFiles(tmp_path, PACKAGE)
     if suffix:
         folder = tmp_path / "sglang" / RUST_TREE
         folder.mkdir(parents=True)

@@ -108,7 +108,8 @@ def planted_into(target: Target) -> Mapping[str, Planted]:
     """The defects that can be planted into the scheduler of a target, by id. UsageError where none can."""
     maker = _engine(target).planted if isinstance(target, Release | Checkout) else None
     if maker is None:
-        raise UsageError(f"no defect can be planted into {target.text}", "name a release or a checkout of an engine")
+        others = ", ".join(name for name, engine in ENGINES.items() if engine.planted is not None)
+        raise UsageError(f"no defect can be planted into {target.text}", f"name a release or a checkout of {others}")
     defects: Mapping[str, Planted] = _function(maker)()
     return defects
 

@@ -144,7 +144,7 @@ def fetch_package(package: str, version: str, cache: Cache, *, pip: PipRunner = 
     engine = ENGINES[package]
     assert engine.kept is not None
     stored = package_file(package, version, cache)
-    if stored.is_file() and zipfile.is_zipfile(stored):
+    if _keeps(stored, engine.kept):
         require_noted(stored, stored)
         return stored
     with cache.scratch() as scratch:
@@ -172,9 +172,18 @@ def package_file(package: str, version: str, cache: Cache) -> Path:
     return cache.path(f"{FOLDER}/{ENGINES[package].distribution}-{version}.zip")
 
 
+def _keeps(stored: Path, kept: re.Pattern[str]) -> bool:
+    """Whether a file is there, and has of its wheel what is kept now."""
+    if not stored.is_file() or not zipfile.is_zipfile(stored):
+        return False
+    with zipfile.ZipFile(stored) as slim:
+        return slim.comment == kept.pattern.encode()
+
+
 def _slim(wheel: Path, kept: re.Pattern[str]) -> bytes:
     content = io.BytesIO()
     with open_archive(wheel) as source, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as slim:
+        slim.comment = kept.pattern.encode()  # so that one which keeps less is fetched again
         for name in dict.fromkeys(source.namelist()):
             if kept.fullmatch(name):
                 slim.writestr(name, read_member(source, name, LIBRARY_BYTES_MAX))

@@ -43,6 +43,8 @@ class Packages:
     `on_device`        how the names begin of its own modules that take the paths of a GPU, and get compiled operations
     `asked_for_device` its modules whose `is_cuda` says so to those
     `listed`           the last names of what it finds where it lists the modules of a folder of its own
+    `imported`         its own modules that are imported, and all below them; any other is fabricated, be it there or
+                       not. () for all
     """
 
     fabricated: frozenset[str]
@@ -52,6 +54,11 @@ class Packages:
     on_device: tuple[str, ...] = ()
     asked_for_device: frozenset[str] = frozenset()
     listed: frozenset[str] = frozenset()
+    imported: tuple[str, ...] = ()
+
+    def is_imported(self, module: str) -> bool:
+        """Whether a module of the release is imported, and not fabricated."""
+        return not self.imported or f"{module}.".startswith(tuple(f"{one}." for one in self.imported))
 
     def known(self, package: str) -> frozenset[str]:
         """What a release of that package may import."""
@@ -139,10 +146,15 @@ class _Release(importlib.abc.MetaPathFinder):
         self._root, self._package, self._packages, self._edit, self._probes = str(root), package, packages, edit, probes
         self._modules, self._on_device = modules, {**modules, **compiled}
         self._known = packages.known(package)
+        self._fabrication = _Fabrication(packages)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname.split(".")[0] != self._package:
             return None
+        if not self._packages.is_imported(fullname):
+            made = importlib.machinery.ModuleSpec(fullname, self._fabrication, is_package=True)
+            made.submodule_search_locations = [str(Path(self._root, *fullname.split(".")))]
+            return made
         spec = importlib.machinery.PathFinder.find_spec(fullname, path or [self._root], target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             is_on_device = fullname.startswith(self._packages.on_device)
@@ -310,7 +322,7 @@ class _Fabrication(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = _FabricatedModule(spec.name)
-        module.__path__ = []
+        module.__path__ = list(spec.submodule_search_locations or ())
         module.__file__ = "<fabricated>"
         held = self._packages.contents.get(spec.name, {})
         vars(module).update({name: value for name, value in held.items() if not name.startswith("__")})

@@ -53,6 +53,8 @@ class Setup:
     `rust_tree`     takes the target's radix tree in Rust, and not the one in Python
     `adaptive`      whether the depth of a draft follows how many drafts are accepted, `steps` at most
     `context`       most tokens of a prompt and its answer, 0 for more than any request has
+    `stages`        of a pipeline of workers
+    `model_runner`  which one, of an engine that has several; "" for the one that it takes by itself
     """
 
     page_size: int = 1
@@ -77,6 +79,8 @@ class Setup:
     rust_tree: bool = False
     adaptive: bool = False
     context: int = 0
+    stages: int = 1
+    model_runner: str = ""
 
     @property
     def settings(self) -> dict[str, Any]:

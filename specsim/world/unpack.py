@@ -4,6 +4,7 @@ for folders of its own beside its modules.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path, PurePosixPath
 
@@ -15,9 +16,12 @@ from specsim.lifting.cache import Cache
 FOLDER = "imported"
 
 
-def unpacked(wheel: Path, cache: Cache) -> Path:
-    """The folder in the cache with all that a wheel holds; made when it is not there. UsageError."""
-    folder = cache.path(f"{FOLDER}/{wheel.stem}")
+def unpacked(wheel: Path, cache: Cache, part: str = "") -> Path:
+    """The folder in the cache with all that a wheel holds; made when it is not there. `part` says of what is kept of
+    one what that is. UsageError.
+    """
+    mark = f"-{hashlib.sha256(part.encode()).hexdigest()[:8]}" if part else ""
+    folder = cache.path(f"{FOLDER}/{wheel.stem}{mark}")
     if folder.is_dir():
         return folder
     with cache.scratch() as scratch:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from specsim.choices.chooser import replayed
+from specsim.engines.importable import folder_of
 from specsim.engines.packages import open_source
 from specsim.engines.sglang.guards import Guards, read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
 from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
 from specsim.engines.sglang.scheduler.families import slots_in
-from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
@@ -36,9 +36,7 @@ from specsim.engines.sglang.scheduler.worker import Worker, unwritten
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
-from specsim.lifting import ran
 from specsim.lifting.changes import Function
-from specsim.lifting.probes import Span, probed
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
 from specsim.world.fakes import DriftError
@@ -46,6 +44,7 @@ from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.world.kv import BeyondRow, DraftsCounted
 from specsim.world.packages import Probes
 from specsim.world.planted import edit_of, find
+from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
     END,
     IN_PYTHON,
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from specsim.contracts.enumeration import Distribution
     from specsim.engines.target import Checkout, Release
     from specsim.lifting.cache import Cache
+    from specsim.lifting.probes import Span
     from specsim.vdevice.recording import Recording
     from specsim.world.packages import Edit
 
@@ -138,22 +138,13 @@ def sglang_scheduler(
     """
     edit = edit_of(*find(mutant, planted())) if mutant else None
     root = root or folder_of(target, cache)
+    release = ReleaseFiles(root, PACKAGE, Probes((*COVERED, *files), cache.folder / "probed"))
     try:
-        probes = Probes((*COVERED, *files), cache.folder / "probed")
-        return SglangScheduler(root, edit, functools.cache(lambda: read_guards(open_source(target, cache))), probes)
+        return SglangScheduler(release, edit, functools.cache(lambda: read_guards(open_source(target, cache))))
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        return NotRun("scheduler", f"it is not imported: {described(error)}{_raised_at(error, root)}")
-
-
-def _raised_at(error: BaseException, root: Path) -> str:
-    """The innermost line of the release in `root` that an error came through, as text to append."""
-    lines = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-        lines.append((error.filename or "", error.lineno or 0))
-    places = [below(file, line) for file, line in lines if file.startswith(f"{root}{MARKER}")]
-    return f", {places[-1]}" if places else ""
+        return NotRun("scheduler", f"it is not imported: {described(error)}{release.raised_at(error)}")
 
 
 class SglangScheduler:
@@ -161,23 +152,20 @@ class SglangScheduler:
 
     def __init__(
         self,
-        root: Path,
+        release: ReleaseFiles,
         edit: Edit | None = None,
         guards: Callable[[], Guards] = lambda: Guards("", tree_is_default=False, overlap_is_default=True),
-        probes: Probes | None = None,
     ) -> None:
         from specsim.vdevice import simulate
 
         torch.set_num_threads(1)  # a fork of a process that computed with several threads waits for them for ever
-        self._root, self._guards = root, guards
-        self.where, self.source_hash = _identity(root)
+        self._release, self._guards = release, guards
+        self.where, self.source_hash = _identity(release.root)
         self._open = ExitStack()
-        release = f"{root}{MARKER}"
-        device = simulate(replayed(()), sites=lambda file: file in MODELS or file.startswith(release))
+        device = simulate(replayed(()), sites=lambda file: file in MODELS or bool(release.below(file)))
         with running():
             self._device = self._open.enter_context(device)
-            self._probes = probes or Probes()
-            self._family, self._surroundings = load(root, edit, self._probes)
+            self._family, self._surroundings = load(release.root, edit, release.probes)
 
     def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
         drift = tuple((f"the field {name} of an answer", "drift: nothing here knows it") for name in self._drifted())
@@ -195,7 +183,7 @@ class SglangScheduler:
 
     @property
     def _rust_tree(self) -> Path:
-        return self._root / PACKAGE / RUST_TREE
+        return Path(self._release.folder, RUST_TREE)
 
     def _why_not_rust(self) -> str:
         """Why this Python cannot load the release's radix tree in Rust; "" where it can, or there is none."""
@@ -222,25 +210,21 @@ class SglangScheduler:
             why = self._why_not_rust() or "the release has none"
             raise UsageError(f"the {IN_RUST} cannot be taken: {why}", "use another setup")
         with self._placed():
-            release = f"{self._root}{MARKER}"
-            started = Started(self._booted(setup), setup, self._device, release, self._probes)
+            started = Started(self._booted(setup), setup, self._device, self._release)
             if setup.rust_tree and started.tree != IN_RUST:
                 raise UsageError(f"it takes no {IN_RUST} where it is told to", "use another setup")
-            self._probes.started()
+            self._release.probes.started()
             with running():
                 if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
                     started.warm_up()
         return started
 
     def statements(self, file: str) -> tuple[Span, ...]:
-        if file not in self._probes.spans:
-            path = self._root / PACKAGE / file
-            self._probes.spans[file] = probed(path.read_text(encoding="utf-8"), str(path), self._probes.kept).spans
-        return self._probes.spans[file]
+        return self._release.statements(file)
 
     @property
     def imported(self) -> tuple[str, ...]:
-        return tuple(self._probes.spans)
+        return self._release.imported
 
     def outcomes(self, setup: Setup, length: int) -> tuple[Distribution, Iterator[tuple[tuple[int, ...], Fraction]]]:
         from specsim.engines.sglang.scheduler import exact
@@ -255,7 +239,7 @@ class SglangScheduler:
 
     def _booted(self, setup: Setup) -> Booted:
         with running(), self._family.answers.required():
-            return Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
+            return Booted(self._family, self._release.root, _options(setup), self._device, self._surroundings)
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
@@ -263,7 +247,7 @@ class SglangScheduler:
         try:
             yield
         except Exception as error:
-            error.add_note(_raised_at(error, self._root).removeprefix(", "))
+            error.add_note(self._release.raised_at(error).removeprefix(", "))
             raise
 
 
@@ -323,9 +307,8 @@ def _identity(root: Path) -> tuple[str, str]:
 class Started:
     """See `specsim.world.scheduler.StartedScheduler`."""
 
-    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str, probes: Probes) -> None:
+    def __init__(self, booted: Booted, setup: Setup, device: Any, release: ReleaseFiles) -> None:
         self._booted, self._setup, self._device, self._release = booted, setup, device, release
-        self._probes = probes
         self._seen = Seen()
         self._records = False
         self._counts: list[tuple[int, int]] = []  # of records and findings, at the start of each iteration
@@ -412,7 +395,7 @@ class Started:
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         booted = self._booted
         self._counts.clear()
-        self._probes.clear()  # of what the warm-up ran
+        self._release.probes.clear()  # of what the warm-up ran
         booted.surroundings.restart()
         booted.family.grammars.restart()
         booted.worker.restart(lambda _rid, bound: bound - chooser.choose(bound, "accept"))
@@ -537,7 +520,7 @@ class Started:
         for number, finding in enumerate(self._device.findings):
             pair = recording.pairs.get(number, ()) if recording is not None else ()
             seen.noted.append(Noted(BLAME.record(finding), bisect_right(by_findings, number) - 1, pair))
-        seen.ran.update(self._probes.lines())
+        seen.ran.update(self._release.probes.lines())
         if recording is not None:
             seen.steps += [Step(**{**step._asdict(), "where": BLAME.where(step.where)}) for step in recording.steps]
 
@@ -565,20 +548,18 @@ class Started:
         return self._seen
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(self._release)]
-        return [(frame.name, below(frame.filename, frame.lineno or 0)) for frame in frames]
+        return self._release.traceback_of(error)
 
     @property
     def tree(self) -> str:
         cache = self._booted.tree_cache
         core = getattr(getattr(cache, "inner", cache), "tree_core", None)
-        if core is None or not Path(self._release, RUST_TREE).is_dir():
+        if core is None or not Path(self._release.folder, RUST_TREE).is_dir():
             return ""
         return IN_RUST if type(core).__module__.startswith(f"{PACKAGE}.{RUST_TREE.replace('/', '.')}.") else IN_PYTHON
 
     def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
-        release = self._release
-        return ran.functions_of(codes, lambda file: file.removeprefix(release) if file.startswith(release) else "")
+        return self._release.functions_of(codes)
 
     # ---- the state at rest
 

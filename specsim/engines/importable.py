@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specsim.engines.packages import fetch_release, open_source, package_of
+from specsim.engines.registry import ENGINES
 from specsim.engines.target import Checkout, Release
 from specsim.lifting.package import Package
 from specsim.lifting.source import GitSource
@@ -22,19 +23,21 @@ if TYPE_CHECKING:
 
 
 def folder_of(target: Release | Checkout, cache: Cache) -> Path:
-    """The folder that holds the package `sglang`: of a release in the cache, of a checkout where it is, of a git
+    """The folder that holds the package of an engine: of a release in the cache, of a checkout where it is, of a git
     revision written into the cache until this process ends. UsageError where there is none.
     """
     if isinstance(target, Release):
         wheel = fetch_release(target, cache)
         assert wheel is not None
-        return unpacked(wheel, cache)
-    source = open_source(target, cache)
+        kept = ENGINES[target.engine].kept
+        return unpacked(wheel, cache, kept.pattern if kept is not None else "")
+    source, package = open_source(target, cache), package_of(target.engine)
     if isinstance(source, GitSource):
-        return _written(source.repository, source.commit, package_of(target.engine), cache)
+        return _written(source.repository, source.commit, package, cache)
     sys.dont_write_bytecode = True  # nothing is left in a user's checkout
     path = Path(os.path.expanduser(target.path)).absolute()
-    return next(root for root in (path / "python", path, path.parent) if (root / "sglang" / "srt").is_dir())
+    roots = (path / package.within, path, path.parent)
+    return next(root for root in roots if (root / package.folder / package.marker).is_dir())
 
 
 @functools.cache

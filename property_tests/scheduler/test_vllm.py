@@ -1,0 +1,247 @@
+"""vLLM's own scheduler in its own loop: what it runs on, what it is told, and what is found in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from property_tests.support.known_releases import VLLM_NEW, VLLM_OLD
+from property_tests.support.release_schedules import shown_by, signatures_of
+from property_tests.support.replay_fixtures import EXPECT, FILES
+from specsim import replay_file
+from specsim.engines.packages import cached_packages
+from specsim.engines.vllm.scheduler.configuration import configuration
+from specsim.engines.vllm.scheduler.model import PAD, Model
+from specsim.engines.vllm.scheduler.runners import V1, V2, depth_of, runner_of
+from specsim.engines.vllm.scheduler.setups import SETUPS
+from specsim.lifting.cache import Cache
+from specsim.world.fakes import Answers, DriftError
+from specsim.world.hash_model import Prefixes, decoded, prefix_of
+from specsim.world.kv import BadValue, NoSlot
+from specsim.world.scheduler import Setup, WrongContent
+
+COUNT = 3 * len(SETUPS)
+FIXTURES = tuple(file for file in FILES if f"vllm=={VLLM_OLD}" in EXPECT[file.stem])
+PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+PROMPT = [20, 21, 22, 23, 24, 25]
+BLOCK = 4
+
+
+@pytest.fixture(scope="module")
+def release(wheel_cache: Cache) -> str:
+    for version in (VLLM_OLD, VLLM_NEW):
+        if ("vllm", version) not in cached_packages(wheel_cache):
+            pytest.skip(f"vllm=={version} is not in the cache; `make test` fetches it")
+    return VLLM_NEW
+
+
+def test_the_newest_release_breaks_no_rule_in_its_first_schedules(release: str) -> None:
+    schedules = shown_by(release, COUNT, "0", engine="vllm")["schedules"]
+    assert signatures_of(schedules) == []
+    assert len({schedule["digest"] for schedule in schedules}) == COUNT
+
+
+def test_schedules_are_the_same_whatever_the_hash_seed(release: str) -> None:
+    first, again = (shown_by(VLLM_OLD, COUNT, seed, engine="vllm")["schedules"] for seed in ("0", "7"))
+    assert first == again
+
+
+def test_each_replay_file_shows_its_finding_where_it_is_expected(release: str) -> None:
+    assert FIXTURES
+    for version in (VLLM_OLD, VLLM_NEW):
+        shown = shown_by(version, 0, "0", FIXTURES, engine="vllm")["files"]
+        for file in FIXTURES:
+            is_there = replay_file.load(file).signature in shown[file.stem]["signatures"]
+            assert is_there is EXPECT[file.stem][f"vllm=={version}"]["shows"], file.name
+
+
+def test_the_page_names_every_setup() -> None:
+    text = PAGE.read_text().replace("`", "")
+    assert [setup.name for setup in SETUPS if f"| {setup.name} |" not in text] == []
+
+
+# ---- what a release would have around its scheduler
+
+
+def source(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / "vllm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+DEPTH = """
+class {owner}:
+    @property
+    def max_concurrent_batches(self) -> int:
+        stages = self.parallel_config.pipeline_parallel_size
+        return stages + 1 if self.scheduler_config.async_scheduling and {v2} else stages
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "owner", "v2", "depths"),
+    [
+        ("config/vllm.py", "VllmConfig", "self.use_v2_model_runner", [(V2, True, 3), (V1, True, 2), (V2, False, 2)]),
+        ("v1/executor/multiproc_executor.py", "MultiprocExecutor", "True", [(V1, True, 3), (V1, False, 2)]),
+    ],
+)
+def test_how_many_batches_are_under_way_is_what_the_release_says(
+    tmp_path: Path, file: str, owner: str, v2: str, depths: list[tuple[str, bool, int]]
+) -> None:
+    root = source(tmp_path, {file: DEPTH.format(owner=owner, v2=v2)})
+    for runner, overlap, depth in depths:
+        setup = Setup(stages=2, overlap=overlap)
+        asked = configuration(setup, Answers({}), None, is_v2=runner == V2)
+        assert depth_of(root, asked) == depth
+
+
+def test_a_release_that_says_nothing_of_it_is_drift(tmp_path: Path) -> None:
+    with pytest.raises(DriftError, match=r"has no VllmConfig\.max_concurrent_batches"):
+        depth_of(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("methods", "runner"),
+    [
+        ((), V1),
+        (("use_v2_model_runner", "_is_default_v2_model_runner_model"), V1),
+        (("use_v2_model_runner",), V2),
+    ],
+)
+def test_the_second_model_runner_is_the_default_where_no_model_is_named_for_it(
+    tmp_path: Path, methods: tuple[str, ...], runner: str
+) -> None:
+    text = "\n".join(["class VllmConfig:", "    size = 1", *(f"    def {name}(self): ..." for name in methods)])
+    assert runner_of(source(tmp_path, {"config/vllm.py": text})) == runner
+
+
+# ---- the model
+
+
+def batch(counts: dict[str, int], *, new: Any = (), cached: Any = None, drafts: Any = None, finished: Any = ()) -> Any:
+    nothing = SimpleNamespace(
+        req_ids=[], resumed_req_ids=set(), new_token_ids=[], all_token_ids={}, new_block_ids=[], num_computed_tokens=[]
+    )
+    return SimpleNamespace(
+        finished_req_ids=set(finished),
+        scheduled_new_reqs=list(new),
+        scheduled_cached_reqs=cached or nothing,
+        num_scheduled_tokens=counts,
+        scheduled_spec_decode_tokens=drafts or {},
+    )
+
+
+def arrives(blocks: list[int], computed: int = 0, tokens: list[int] | None = None) -> Any:
+    return SimpleNamespace(
+        req_id="a",
+        prompt_token_ids=PROMPT,
+        prefill_token_ids=tokens,
+        block_ids=(blocks,),
+        num_computed_tokens=computed,
+    )
+
+
+def goes_on(
+    blocks: list[int], computed: int = 0, *, resumed: bool = False, tokens: Any = None, told: Any = None
+) -> Any:
+    return SimpleNamespace(
+        req_ids=["a"],
+        resumed_req_ids={"a"} if resumed else set(),
+        new_token_ids=[told] if told is not None else [],
+        all_token_ids={"a": tokens} if tokens is not None else {},
+        new_block_ids=[(blocks,) if blocks else None],
+        num_computed_tokens=[computed],
+    )
+
+
+def made(*, is_told: bool = False, right: int = 9) -> Model:
+    model = Model(8, BLOCK, 3, is_told=is_told)
+    model.restart(lambda most: min(most, right))
+    model.prefixes["a"] = Prefixes(PROMPT)
+    return model
+
+
+SAID = decoded(PROMPT, 12)
+
+
+def test_a_prompt_in_parts_says_one_token_at_its_end_and_its_kv_is_where_its_blocks_are() -> None:
+    model = made()
+    assert model.launch(batch({"a": 4}, new=[arrives([5])])) == {"a": []}
+    assert model.launch(batch({"a": 2}, cached=goes_on([2], 4))) == {"a": SAID[:1]}
+    slots = [*range(5 * BLOCK, 6 * BLOCK), 2 * BLOCK, 2 * BLOCK + 1]
+    assert model.kv.full[slots].tolist() == [prefix_of(PROMPT[: count + 1]) for count in range(len(PROMPT))]
+    assert model.reports.records == []
+
+
+@pytest.mark.parametrize("right", [0, 2, 3])
+def test_a_verification_says_the_drafts_that_are_right_and_one_token(right: int) -> None:
+    model = made(right=right)
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    said = model.launch(batch({"a": 4}, cached=goes_on([3]), drafts={"a": [PAD] * 3}))
+    assert said == {"a": SAID[1 : right + 2]}
+    model.launch(batch({"a": 4}, cached=goes_on([4]), drafts={"a": [PAD] * 3}))
+    assert model.reports.records == []
+
+
+def test_a_model_that_is_told_drafts_takes_those_that_are_its_own_next_tokens() -> None:
+    model = made(is_told=True, right=2)
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    (drafts,) = model.drafts(["a"])
+    assert drafts[:2] == SAID[1:3]
+    assert drafts[2] != SAID[3]
+    said = model.launch(batch({"a": 4}, cached=goes_on([3], 6), drafts={"a": drafts}))
+    assert said == {"a": SAID[1:4]}
+
+
+def test_a_model_that_is_not_told_keeps_its_drafts() -> None:
+    model = made()
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    assert model.drafts(["a"]) == [[PAD] * 3]
+
+
+def test_a_request_that_is_resumed_has_the_blocks_and_the_tokens_that_it_is_told() -> None:
+    model = made()
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    cached = goes_on([6, 7], resumed=True, tokens=[*PROMPT, SAID[0]])
+    assert model.launch(batch({"a": 7}, cached=cached)) == {"a": SAID[1:2]}
+    assert model.reports.records == []
+
+
+def test_a_pipelines_first_stage_takes_the_tokens_that_it_is_told() -> None:
+    model = made(is_told=True)
+    model.launch(batch({"a": 6}, new=[arrives([5, 2], tokens=PROMPT)]))
+    cached = goes_on([], resumed=True, tokens=PROMPT)
+    model.launch(batch({"a": 0}, cached=cached))
+    assert model.launch(batch({"a": 7}, cached=goes_on([5, 2], 0, told=[*PROMPT, SAID[0]]))) == {"a": SAID[1:2]}
+
+
+def test_a_block_that_holds_another_requests_kv_is_wrong_content() -> None:
+    model = made()
+    model.prefixes["b"] = Prefixes([90, *PROMPT])
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    other = arrives([5, 3], 4)
+    other.req_id, other.prompt_token_ids = "b", [90, *PROMPT]
+    model.launch(batch({"b": 3}, new=[other]))
+    (content,) = model.reports.records
+    assert isinstance(content, WrongContent)
+    assert (content.rid, content.pool, content.position, content.slot) == ("b", "full", 0, 5 * BLOCK)
+
+
+def test_tokens_without_a_block_and_tokens_that_nobody_said_are_noted() -> None:
+    model = made()
+    assert model.launch(batch({"a": 6}, new=[arrives([5])])) == {"a": []}
+    model.launch(batch({"a": 7}, cached=goes_on([2])))
+    assert model.reports.records == [NoSlot("extend", "a", BLOCK), BadValue("extend", "a", "num_scheduled_tokens", 7)]
+
+
+def test_a_request_that_has_ended_is_forgotten() -> None:
+    model = made()
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    model.launch(batch({}, finished=["a"]))
+    with pytest.raises(KeyError):
+        model.launch(batch({"a": 1}))

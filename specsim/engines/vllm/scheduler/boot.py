@@ -1,0 +1,296 @@
+"""A release's own engine loop with its scheduler, built by its own `EngineCore.__init__` and run in this process.
+
+What is replaced is what it has outside itself: the sockets, the executor with its workers and models, the clock, and
+the backends of grammars. One process boots one engine, once; schedules run in forks of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import queue
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from specsim.engines.vllm.scheduler.configuration import DEFAULTS, configuration
+from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
+from specsim.engines.vllm.scheduler.model import Model
+from specsim.engines.vllm.scheduler.runners import V2, depth_of, runner_of
+from specsim.world import packages
+from specsim.world.clock import Surroundings
+from specsim.world.fakes import Answers
+from specsim.world.hash_model import Prefixes
+from specsim.world.scheduler import Setup
+
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"}
+"""The first: a release hashes its first block from it, or by chance."""
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""The variable that says which model runner there is, of vllm/envs.py."""
+USER = 0
+"""The number of the client that sends all requests."""
+LATE = "arrives in a step"
+"""The label of the choice whether an abort arrives before a step, or while the engine waits for a result in it."""
+
+Script = Callable[[int], Sequence[Callable[[], Any]] | None]
+
+
+class _LeaveError(BaseException):
+    """Ends the loop, which has no end of its own."""
+
+
+def release_module(name: str) -> ModuleType:
+    """A module of the release, by its name below `vllm.v1`."""
+    return importlib.import_module(f"{PACKAGE}.v1.{name}")
+
+
+def load(root: Path, edit: packages.Edit | None = None, probes: packages.Probes | None = None) -> Surroundings:
+    """Import the release that lies unpacked in `root`; `edit` changes the source of its modules on the way in, and
+    `probes` notes which statements of them are run.
+    """
+    os.environ.update(ENVIRONMENT)
+    surroundings = Surroundings()
+    packages.install(root, PACKAGE, PACKAGES, surroundings.modules, {}, edit, probes)
+    for name in ("engine.core", "core.sched.async_scheduler"):
+        release_module(name)
+    return surroundings
+
+
+class _Arrivals(queue.SimpleQueue[Any]):
+    """What has arrived at the engine. Where it waits for more, time passes."""
+
+    def __init__(self, receive: Callable[[], None]) -> None:
+        self._receive = receive
+
+    def get(self, *_arguments: Any, **_named: Any) -> Any:
+        while self.empty():
+            self._receive()
+        return self.get_nowait()
+
+
+class Booted:
+    """An engine, ready to run a schedule."""
+
+    def __init__(self, root: Path, setup: Setup, surroundings: Surroundings) -> None:
+        self.setup, self.surroundings = setup, surroundings
+        self.iteration = 0
+        self.requests: dict[str, Any] = {}
+        """The engine's Request by id."""
+        self.sent: list[tuple[int, Any]] = []
+        """What it sent, an EngineCoreOutput, and in which iteration."""
+        self.launched: Callable[[Any], None] = lambda _batch: None
+        self.draws: Callable[[int, str], int] = lambda _count, _label: 0
+        self._answers = Answers(DEFAULTS)
+        self._script: Script | None = None
+        self._late: list[Any] = []
+        is_v2 = (setup.model_runner or runner_of(root)) == V2
+        blocks = setup.slots // setup.page_size + 1  # the first one is nobody's
+        self.model = Model(blocks, setup.page_size, setup.steps, is_told=not (is_v2 or setup.overlap))
+        os.environ[RUNNER] = str(int(is_v2))
+        with self._answers.required():
+            self.core = self._built(root, blocks, is_v2)
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+    def _built(self, root: Path, blocks: int, is_v2: bool) -> Any:
+        booted, module = self, release_module("engine.core")
+        kind = release_module("core.sched.async_scheduler")
+        scheduler = kind.AsyncScheduler if self.setup.overlap else kind.Scheduler
+        config: Any = configuration(self.setup, self._answers, scheduler, is_v2=is_v2)
+        self.depth = config.max_concurrent_batches = depth_of(root, config)
+        config.max_in_flight_tokens = self.depth * self.setup.chunk
+
+        class Core(module.EngineCoreProc):  # type: ignore[name-defined, misc]
+            def _initialize_kv_caches(self, *_arguments: Any) -> Any:
+                return booted._kv_cache(blocks)
+
+            def _process_input_queue(self) -> None:
+                booted._receive()
+                super()._process_input_queue()
+
+        vars(module)["StructuredOutputManager"] = lambda _config: Grammars()
+        core = Core.__new__(Core)
+        core.input_queue, core.output_queue = _Arrivals(self._receive), SimpleNamespace(put_nowait=self._send)
+        core.engine_index, core.engines_running, core.publish_dp_lb_stats = 0, False, False
+        core.process_input_queue_block, core.reject_new_requests, core.last_counts = True, False, (0, 0)
+        if (states := getattr(module, "EngineShutdownState", None)) is not None:
+            core.shutdown_state = states.RUNNING
+        module.EngineCore.__init__(core, config, lambda _config: Executor(self), log_stats=False)
+        return core
+
+    def _kv_cache(self, blocks: int) -> Any:
+        kinds = release_module("kv_cache_interface")
+        spec = kinds.FullAttentionSpec(
+            block_size=self.setup.page_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        groups = [kinds.KVCacheGroupSpec(["a layer"], spec)]
+        return kinds.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+    # ---- running
+
+    def run(self, script: Script) -> None:
+        """Enter the engine's loop. At each of its iterations `script(iteration)` gives what arrives, made when it does;
+        the loop is left when it returns None. DriftError where the engine reads of its configuration what is not known;
+        what it raises is let through.
+        """
+        self._script = script
+        with self._answers.required(), contextlib.suppress(_LeaveError):
+            self.core.run_busy_loop()
+
+    def _receive(self) -> None:
+        """What arrives before a step."""
+        assert self._script is not None
+        self.arrive()
+        messages = self._script(self.iteration)
+        if messages is None:
+            raise _LeaveError
+        self.iteration += 1
+        self.surroundings.next_iteration()
+        for message in messages:
+            kind, content = message()
+            if kind == self._kinds.ABORT and self.core.has_work() and self.draws(2, LATE):
+                self._late.append((kind, content))
+            else:
+                self._put(kind, content)
+
+    def arrive(self) -> None:
+        """What arrives while the engine waits for a result."""
+        while self._late:
+            self._put(*self._late.pop(0))
+
+    def _put(self, kind: Any, content: Any) -> None:
+        """As the thread of its sockets does."""
+        if kind == self._kinds.ABORT:
+            self.core.aborts_queue.put_nowait(content)
+        self.core.input_queue.put_nowait((kind, content))
+
+    def _send(self, message: Any) -> None:
+        _client, outputs = message
+        self.sent += [(self.iteration, output) for output in outputs.outputs]
+
+    @property
+    def is_idle(self) -> bool:
+        core = self.core
+        return not (self._late or core.batch_queue or core.scheduler.has_requests() or not core.input_queue.empty())
+
+    # ---- messages: (kind, content)
+
+    @property
+    def _kinds(self) -> Any:
+        return release_module("engine").EngineCoreRequestType
+
+    def add(self, rid: str, prompt: Sequence[int], answer: int, *, priority: int = 0, **sampling: Any) -> Any:
+        """A request to generate. `sampling` are fields of SamplingParams."""
+        kind = release_module("engine").EngineCoreRequest
+        parameters = importlib.import_module(f"{PACKAGE}.sampling_params").SamplingParams
+        given = {
+            "request_id": rid,
+            "external_req_id": rid,
+            "prompt_token_ids": list(prompt),
+            "sampling_params": parameters(max_tokens=answer, temperature=0.0, ignore_eos=True, **sampling),
+            "arrival_time": self.surroundings.seconds(),
+            "priority": priority,
+            "client_index": USER,
+        }
+        fields = inspect.signature(kind).parameters.values()
+        values = {one.name: given.get(one.name) for one in fields if one.name in given or one.default is one.empty}
+        request, wave = self.core.preprocess_add_request(kind(**values))
+        self.requests[rid] = request
+        self.model.prefixes[rid] = Prefixes(list(prompt))
+        return self._kinds.ADD, (request, wave)
+
+    def abort(self, rids: Sequence[str]) -> Any:
+        return self._kinds.ABORT, list(rids)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A call of one of the engine's methods."""
+        return self._kinds.UTILITY, (USER, 0, method, arguments)
+
+
+class _Result:
+    """A future of what a batch says. It may be had at once; `arrive` is called when somebody waits for it."""
+
+    def __init__(self, value: Any, arrive: Callable[[], None], is_done: Callable[[], bool]) -> None:
+        self._value, self._arrive, self.done = value, arrive, is_done
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._arrive()
+        return self._value
+
+    def add_done_callback(self, called: Callable[[Any], Any]) -> None:
+        called(self)
+
+
+class Executor:
+    """Runs each batch as it is launched."""
+
+    supported_tasks = ("generate",)
+    is_sleeping = False
+
+    def __init__(self, booted: Booted) -> None:
+        self._booted = booted
+        self._outputs = release_module("outputs")
+        self._batch: Any = None
+        self._last: list[str] = []
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self._booted.depth
+
+    def execute_model(self, batch: Any, non_block: bool = False) -> Any:
+        """Nothing yet, where there are tokens to sample."""
+        self._batch = batch
+        self._booted.launched(batch)
+        if batch.total_num_scheduled_tokens:
+            return self._later(None, non_block)
+        return self._later(self._output(self._booted.model.launch(batch)), non_block)  # the ends of requests, at most
+
+    def sample_tokens(self, _grammar: Any, non_block: bool = False) -> Any:
+        said = self._booted.model.launch(self._batch)
+        self._last = list(said)
+        return self._later(self._output(said), non_block)
+
+    def _output(self, said: dict[str, list[int]]) -> Any:
+        return self._outputs.ModelRunnerOutput(
+            req_ids=list(said),
+            req_id_to_index={rid: at for at, rid in enumerate(said)},
+            sampled_token_ids=list(said.values()),
+        )
+
+    def _later(self, value: Any, non_block: bool) -> Any:
+        booted = self._booted
+        return _Result(value, booted.arrive, lambda: bool(booted.draws(2, "is done"))) if non_block else value
+
+    def take_draft_token_ids(self) -> Any:
+        return self._outputs.DraftTokenIds(self._last, self._booted.model.drafts(self._last))
+
+    def collective_rpc(self, *_arguments: Any, **_named: Any) -> list[Any]:
+        return []
+
+    def reset_mm_cache(self) -> None: ...
+
+    def reset_encoder_cache(self) -> None: ...
+
+    def register_failure_callback(self, _callback: Any) -> None: ...
+
+
+class Grammars:
+    """No request has a grammar."""
+
+    def grammar_bitmask(self, *_arguments: Any, **_named: Any) -> None: ...
+
+    def accept_tokens(self, *_arguments: Any, **_named: Any) -> bool:
+        return True
+
+    def should_advance(self, *_arguments: Any, **_named: Any) -> bool:
+        return False
+
+    def validate_tokens(self, _request: Any, tokens: list[int]) -> list[int]:
+        return tokens

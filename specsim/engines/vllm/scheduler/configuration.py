@@ -1,0 +1,118 @@
+"""The configuration of an engine of vLLM, as far as its scheduler and its loop read it.
+
+What is not given and not known here is drift, and named: see `specsim.world.fakes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specsim.world.fakes import Answers, Fake
+from specsim.world.scheduler import Setup
+
+CONTEXT = 240
+DEFAULTS: dict[str, Any] = {}
+_NOT_OF_THE_MODEL = (
+    "enable_return_routed_experts",
+    "is_diffusion",
+    "is_encoder_decoder",
+    "is_multimodal_model",
+    "return_sampling_mask",
+    "supports_multimodal_inputs",
+    "uses_mrope",
+    "uses_xdrope",
+)
+
+
+def _said(value: object) -> Any:
+    return lambda *_arguments, **_named: value
+
+
+def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool) -> Fake:
+    """`scheduler` is the class, and `is_v2` says which of the two model runners of a release there would be. How many
+    batches are under way at once is put in when this is known.
+    """
+
+    def fake(name: str, **given: Any) -> Fake:
+        return Fake(name, answers, **given)
+
+    steps = setup.steps
+    eagle = fake(
+        "speculative_config",
+        method="eagle",
+        num_speculative_tokens=steps,
+        num_speculative_tokens_per_batch_size=None,
+        max_num_new_slots_for_drafting=0,
+        parallel_drafting=False,
+        disable_eagle_block_drop=False,
+        disable_lookahead_block_hashes=False,
+        **{name: _said(True) for name in ("use_eagle", "use_eagle_block_drop", "needs_eagle_block_drop")},
+        **{name: _said(False) for name in ("uses_draft_model", "use_dflash", "use_dspark", "use_multi_module_mtp")},
+    )
+    return fake(
+        "vllm_config",
+        model_config=fake(
+            "model_config",
+            max_model_len=setup.context or CONTEXT,
+            runner_type="generate",
+            **dict.fromkeys(_NOT_OF_THE_MODEL, False),
+        ),
+        cache_config=fake(
+            "cache_config",
+            block_size=setup.page_size,
+            num_gpu_blocks=setup.slots // setup.page_size + 1,
+            enable_prefix_caching=setup.radix,
+            prefix_caching_hash_algo="sha256",
+            prefix_match_unit=None,
+            mamba_cache_mode="none",
+            enable_mamba_fine_grained_prefix_cache=False,
+            enable_mamba_shared_prefix_checkpoint=False,
+        ),
+        scheduler_config=fake(
+            "scheduler_config",
+            max_num_seqs=setup.rows,
+            max_num_active_seqs=None,
+            max_num_scheduled_tokens=None,
+            max_num_batched_tokens=setup.chunk,
+            long_prefill_token_threshold=0,
+            long_prefill_token_threshold_adaptive=False,
+            policy="priority" if setup.priorities else "fcfs",
+            watermark=0.0,
+            scheduler_reserve_full_isl=False,
+            prefill_schedule_interval=1,
+            enable_chunked_prefill=True,
+            async_scheduling=setup.overlap,
+            disable_chunked_mm_input=False,
+            disable_hybrid_kv_cache_manager=False,
+            max_num_partial_prefills=1,
+            get_scheduler_cls=_said(scheduler),
+        ),
+        parallel_config=fake(
+            "parallel_config",
+            pipeline_parallel_size=setup.stages,
+            data_parallel_size=1,
+            data_parallel_index=0,
+            data_parallel_rank=0,
+            data_parallel_rank_local=0,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
+        observability_config=fake(
+            "observability_config",
+            per_request_spec_decode_metrics=None,
+            kv_cache_metrics=False,
+            enable_mfu_metrics=False,
+            enable_logging_iteration_details=False,
+        ),
+        ec_manager_config=fake("ec_manager_config", get_encoder_cache_manager_obj=_said(None)),
+        aux_output_config=fake("aux_output_config", enabled=False),
+        speculative_config=eagle if steps else None,
+        **dict.fromkeys(("lora_config", "kv_events_config", "kv_transfer_config", "ec_transfer_config")),
+        num_speculative_tokens=steps,
+        num_lookahead_tokens=steps,
+        num_prefill_lookahead_tokens=0,
+        num_hash_lookahead_tokens=0,
+        use_v2_model_runner=is_v2,
+        is_encoder_only=False,
+        is_mm_encoder_only=False,
+    )

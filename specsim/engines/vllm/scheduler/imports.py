@@ -1,0 +1,56 @@
+"""What the releases of vLLM import on the way to their engine's loop: see `specsim.world.packages`."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specsim.world.fakes import nothing
+from specsim.world.packages import Packages
+
+PACKAGE = "vllm"
+_FABRICATED = """
+    PIL aiohttp blake3 cachetools cbor2 cloudpickle compressed_tensors einops fastapi gguf huggingface_hub llguidance
+    lmformatenumerator numba openai outlines_core prometheus_client psutil pybase64 pydantic pydantic_core regex
+    requests safetensors setproctitle soundfile tokenizers torchvision tqdm transformers uvloop xgrammar xxhash yaml
+    zmq
+"""
+_IMPORTED = """
+    distributed.kv_events envs exceptions multimodal.utils outputs pooling_params sampling_params utils.hashing
+    utils.math_utils v1.core v1.engine v1.hisparse v1.kv_cache_interface v1.kv_cache_layout v1.kv_cache_spec_registry
+    v1.kv_hints v1.metrics.stats v1.outputs v1.request v1.serial_utils v1.spec_decode.dynamic v1.spec_decode.metrics
+    v1.structured_output.request v1.structured_output.utils v1.utils
+"""
+
+
+class _Logger(logging.Logger):
+    """Says nothing."""
+
+    debug_once = info_once = warning_once = nothing
+
+    def isEnabledFor(self, _level: int) -> bool:  # noqa: N802
+        return False
+
+
+def _dataclass(*classes: type, **_options: Any) -> Any:
+    """As that of pydantic, which takes options of its own, and checks what it is given."""
+    made: Callable[..., Any] = dataclasses.dataclass
+    return made(*classes) if classes else made
+
+
+_CONTENTS: Mapping[str, Mapping[str, Any]] = {
+    "pybase64": vars(base64),  # with the same functions
+    "pydantic.dataclasses": {"dataclass": _dataclass},
+    "vllm.utils": {"length_from_prompt_token_ids_or_embeds": lambda tokens, _embeds: len(tokens)},
+    "vllm.logger": {"init_logger": _Logger},
+}
+
+PACKAGES = Packages(
+    fabricated=frozenset(_FABRICATED.split()),
+    real=frozenset(["msgspec", "numpy", "packaging", "torch", "triton", "typing_extensions"]),
+    contents=_CONTENTS,
+    imported=tuple(f"{PACKAGE}.{name}" for name in _IMPORTED.split()),
+)

@@ -1,0 +1,164 @@
+"""The model of an engine of vLLM: what is computed when a batch is launched.
+
+A worker knows what the scheduler tells it, and that are differences: a request's data when it is new, then the blocks
+that are added to it. So the tokens, the blocks and the computed positions here are the worker's own. A launch reads the
+KV of every position of a request by its blocks, and writes that of the tokens that it was given, in the order of
+launches, which is that of a device's stream; what it says comes back later.
+
+The two model runners of a release are told different things. The second one keeps drafts and counts on the device. The
+first one is told both where the scheduler waits for each result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, Prefixes, extended, next_token
+from specsim.world.kv import REJECTED, BadValue, Ints, Kv, NoSlot, Reports
+
+PAD = -1
+"""A draft that the scheduler does not know: the device has it."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """A request as the worker has it: all tokens that it knows, how many of them have KV, and its blocks."""
+
+    rid: str
+    prefixes: Prefixes
+    tokens: list[int]
+    computed: int
+    blocks: list[int] = field(default_factory=list)
+    is_read: bool = True
+
+    @property
+    def owner(self) -> str:
+        return self.rid
+
+
+class Model:
+    """`is_told` says that it is told the drafts and how much is computed, and that it tells its drafts."""
+
+    def __init__(self, blocks: int, block_size: int, steps: int, *, is_told: bool) -> None:
+        self.block_size, self.steps, self.is_told = block_size, steps, is_told
+        self.reports = Reports()
+        self.kv = Kv(self.reports, blocks * block_size)
+        self.prefixes: dict[str, Prefixes] = {}
+        """By request what its user asked for, and what follows."""
+        self._seats: dict[str, Seat] = {}
+        self._right: Callable[[int], int] = lambda most: most
+
+    def restart(self, right: Callable[[int], int]) -> None:
+        """Forget all. `right(most)` says how many drafts of so many are right."""
+        self._right = right
+        self.reports.restart()
+        self.kv.restart()
+        self._seats.clear()
+        self.prefixes.clear()
+
+    def launch(self, batch: Any) -> dict[str, list[int]]:
+        """What is sampled for each request of a SchedulerOutput; nothing for a part of a prompt."""
+        self._take(batch)
+        drafts = batch.scheduled_spec_decode_tokens
+        counts = batch.num_scheduled_tokens.items()
+        return {rid: self._run(self._seats[rid], count, drafts.get(rid, ())) for rid, count in counts}
+
+    def drafts(self, rids: Sequence[str]) -> list[list[int]]:
+        """The drafts of these requests' next verifications, as the scheduler is told of them."""
+        return [self._drafted(self._seats[rid]) if self.is_told else [PAD] * self.steps for rid in rids]
+
+    def _drafted(self, seat: Seat) -> list[int]:
+        prefix, right = seat.prefixes.of(len(seat.tokens)), self._right(self.steps)
+        drafts = []
+        for at in range(self.steps):
+            token = next_token(prefix)
+            drafts.append(token if at < right else FIRST_TOKEN + (token - FIRST_TOKEN + 1) % (VOCABULARY - FIRST_TOKEN))
+            prefix = extended(prefix, token)
+        return drafts
+
+    def _take(self, batch: Any) -> None:
+        for rid in batch.finished_req_ids:
+            self._seats.pop(rid, None)
+        for new in batch.scheduled_new_reqs:
+            tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
+            seat = Seat(new.req_id, self.prefixes[new.req_id], list(tokens), new.num_computed_tokens)
+            seat.blocks = _flat(new.block_ids)
+            self._seats[new.req_id] = seat
+        cached = batch.scheduled_cached_reqs
+        for at, rid in enumerate(cached.req_ids):
+            seat, blocks = self._seats[rid], _flat(cached.new_block_ids[at])
+            is_resumed = rid in cached.resumed_req_ids
+            seat.blocks = blocks if is_resumed else [*seat.blocks, *blocks]
+            if is_resumed:
+                seat.tokens = list(cached.all_token_ids.get(rid, seat.tokens))
+            if is_resumed or self.is_told:
+                seat.computed = cached.num_computed_tokens[at]
+            if cached.new_token_ids:  # a pipeline's first stage samples nothing: it is told
+                told = cached.new_token_ids[at]
+                missing = seat.computed + len(told) - len(seat.tokens)
+                seat.tokens += told[len(told) - missing :] if missing > 0 else ()
+
+    def _run(self, seat: Seat, count: int, drafts: Sequence[int]) -> list[int]:
+        start, known = seat.computed, seat.computed + count - len(drafts)
+        phase = "verify" if drafts or start >= len(seat.prefixes.prompt) else "extend"
+        if known > len(seat.tokens):
+            self.reports.add_first(seat.rid, "count", BadValue(phase, seat.rid, "num_scheduled_tokens", count))
+            return []
+        slots = self._slots(seat, phase, start + count)
+        if slots is None:
+            return []
+        prefix = self.kv.read(seat, phase, "full", slots[:start], seat.prefixes.first(start), 0) if start else EMPTY
+        for position in range(start, known):
+            prefix = extended(prefix, seat.tokens[position])
+            self.kv.write(seat, int(slots[position]), prefix)
+        expected = seat.prefixes.of(known)
+        if prefix != expected:
+            self.kv.wrong(seat, phase, "input", known - 1, int(slots[known - 1]), expected, prefix)
+        seat.computed = known
+        return self._sampled(seat, slots[known:], drafts, prefix) if known == len(seat.tokens) else []
+
+    def _sampled(self, seat: Seat, slots: Ints, drafts: Sequence[int], prefix: int) -> list[int]:
+        """The tokens after a prefix: one, and one for each draft that is right."""
+        said = [next_token(prefix)]
+        right = self._accepted(drafts, prefix)
+        for at, slot in enumerate(slots):
+            if at >= right:
+                self.kv.write(seat, int(slot), REJECTED)
+                continue
+            prefix = extended(prefix, said[-1])
+            self.kv.write(seat, int(slot), prefix)
+            said.append(next_token(prefix))
+        seat.tokens += said
+        seat.computed += right
+        return said
+
+    def _accepted(self, drafts: Sequence[int], prefix: int) -> int:
+        """How many of the drafts are right. Of those that the scheduler does not know it is drawn."""
+        if not drafts:
+            return 0
+        if drafts[0] == PAD:
+            return self._right(len(drafts))
+        for at, draft in enumerate(drafts):
+            if draft != next_token(prefix):
+                return at
+            prefix = extended(prefix, draft)
+        return len(drafts)
+
+    def _slots(self, seat: Seat, phase: str, count: int) -> Ints | None:
+        """int64 [count]: the slots of a request's first positions; None where it has fewer."""
+        room = len(seat.blocks) * self.block_size
+        if room < count:
+            self.reports.add_first(seat.rid, "room", NoSlot(phase, seat.rid, room))
+            return None
+        positions = np.arange(count)
+        blocks = np.asarray(seat.blocks, np.int64)
+        slots: Ints = blocks[positions // self.block_size] * self.block_size + positions % self.block_size
+        return slots
+
+
+def _flat(groups: Sequence[Sequence[int]] | None) -> list[int]:
+    return [block for group in groups or () for block in group]

@@ -1,0 +1,48 @@
+"""How a scheduler of vLLM is started, and what schedules must know of it: see `SchedulerTarget.setups`, `Facts`."""
+
+from __future__ import annotations
+
+from specsim.engines.vllm.scheduler.configuration import CONTEXT
+from specsim.world.scheduler import Facts, Setup
+
+PAUSES = "pauses"
+FACTS = Facts(
+    features=frozenset(
+        ("aborts", "shared prefixes", "continued answers", "stop tokens", "bursts", "flushes", "abort all", PAUSES)
+    ),
+    context=CONTEXT,
+    answer_room=1,
+    priorities=(40, 20, 5, 0),  # the lower one goes first
+    timeout=0.0,
+    leap=0.0,
+    ahead=3,  # batches that are under way
+    late=3,
+    patience=12,
+    keeps_last=False,
+)
+
+# A new row goes to the end: tapes name rows by their numbers.
+SETUPS: tuple[Setup, ...] = (
+    Setup(page_size=4, slots=96),
+    Setup(page_size=4, slots=96, overlap=False),
+    Setup(page_size=16, slots=256),
+    Setup(page_size=4, slots=80, stages=2, model_runner="V2"),
+    Setup(page_size=4, slots=96, steps=0, draft_tokens=1),
+    Setup(page_size=4, slots=96, radix=False),
+    Setup(page_size=4, slots=96, chunk=12),
+    Setup(page_size=4, slots=96, priorities=True),
+    Setup(page_size=4, slots=120, steps=5, draft_tokens=6),
+    Setup(page_size=4, slots=96, steps=1, draft_tokens=2, overlap=False, model_runner="V1"),
+    Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, model_runner="V2"),
+    Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, overlap=False),
+    Setup(page_size=4, slots=96, model_runner="V1"),
+    Setup(page_size=4, slots=96, model_runner="V2"),
+)
+
+_SIZES = frozenset(("page_size", "slots", "rows", "chunk"))
+"""Settings that memory, the model and the load decide; of the others a server has what it is told."""
+
+
+def reach_of(setup: Setup) -> str:
+    """Who has a server that is started so: "default" or "option"."""
+    return "default" if setup.settings.keys() <= _SIZES else "option"

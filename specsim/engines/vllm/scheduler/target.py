@@ -1,0 +1,299 @@
+"""vLLM's scheduler as the scheduler tier drives it: imported once, started for each setup, run in forks of that."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specsim.engines.importable import folder_of
+from specsim.engines.vllm.scheduler.boot import Booted, load, release_module
+from specsim.engines.vllm.scheduler.imports import PACKAGE
+from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
+from specsim.errors import UsageError, described
+from specsim.isolation.phases import running
+from specsim.verdict import NotRun
+from specsim.world.hash_model import prefix_of
+from specsim.world.own import OwnScheduler
+from specsim.world.packages import Probes
+from specsim.world.release import ReleaseFiles
+from specsim.world.scheduler import (
+    Answer,
+    Launch,
+    Load,
+    LogprobRow,
+    Noted,
+    Part,
+    Pools,
+    RequestState,
+    Seen,
+    Setup,
+    TreeNode,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from specsim.choices.chooser import Chooser
+    from specsim.engines.target import Checkout, Release
+    from specsim.lifting.cache import Cache
+    from specsim.lifting.changes import Function
+    from specsim.lifting.probes import Span
+
+LACKS = (
+    ("schedules with grammars or logprobs", "the toy model computes no logits"),
+    ("schedules with stop strings", "who makes text of tokens looks for them, and that is not run"),
+    ("schedules with a sliding window or mamba layers", "the toy model has one group of layers of full attention"),
+    ("schedules with several ranks, KV connectors or disaggregation", "one process runs, without sockets"),
+    (
+        "schedules with drafts in a pipeline without asynchronous scheduling",
+        "when each stage has which draft is decided by its workers, which are not run",
+    ),
+)
+COVERED = ("v1/core/", "v1/engine/core.py", "v1/request.py")
+"""Of which schedules note what runs."""
+
+
+def vllm_scheduler(
+    target: Release | Checkout,
+    cache: Cache,
+    mutant: str = "",
+    root: Path | None = None,
+    files: Collection[str] = (),
+) -> VllmScheduler | NotRun:
+    """The scheduler of a target, imported into this process; NotRun where it cannot be. `root` is what `folder_of`
+    gave, None where it was not asked; of `files` schedules note which statements run, too.
+    """
+    probes = Probes((*COVERED, *files), cache.folder / "probed")
+    release = ReleaseFiles(root or folder_of(target, cache), PACKAGE, probes)
+    try:
+        return VllmScheduler(release)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        return NotRun("scheduler", f"it is not imported: {described(error)}{release.raised_at(error)}")
+
+
+class VllmScheduler:
+    """See `specsim.world.scheduler.SchedulerTarget`."""
+
+    setups = SETUPS
+    has_rust_tree = False
+
+    def __init__(self, release: ReleaseFiles) -> None:
+        self._release = release
+        digest = hashlib.sha256()
+        for file in sorted(Path(release.folder, "v1", "core").rglob("*.py")):
+            digest.update(file.read_bytes())
+        self.source_hash = digest.hexdigest()[:16]
+        with running():
+            self._surroundings = load(release.root, None, release.probes)
+        engine = release_module("engine.core").EngineCoreProc
+        self.where = f"v1/engine/core.py:{engine.run_busy_loop.__code__.co_firstlineno}"
+        can_pause = hasattr(engine, "pause_scheduler") and hasattr(engine, "resume_scheduler")
+        self._facts = FACTS if can_pause else replace(FACTS, features=FACTS.features - {PAUSES})
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        return self._release.imported
+
+    def statements(self, file: str) -> tuple[Span, ...]:
+        return self._release.statements(file)
+
+    def lacks(self, worker: str) -> Sequence[tuple[str, str]]:
+        return LACKS
+
+    def reach(self, setup: Setup) -> str:
+        return reach_of(setup)
+
+    def start(self, setup: Setup) -> Started:
+        with running():
+            booted = Booted(self._release.root, setup, self._surroundings)
+        self._release.probes.started()
+        return Started(booted, self._release, self._facts)
+
+    def outcomes(self, setup: Setup, length: int) -> Any:
+        raise UsageError("the outcomes of vLLM's worker cannot be weighed", "weigh those of a release of SGLang")
+
+
+class Started(OwnScheduler):
+    """See `specsim.world.scheduler.StartedScheduler`. Messages are made when they arrive."""
+
+    def __init__(self, booted: Booted, release: ReleaseFiles, facts: Any) -> None:
+        self._booted, self._setup, self._release = booted, booted.setup, release
+        self.facts, self.seen = facts, Seen()
+        self._aborted: dict[str, int] = {}
+        """By request the iteration in which its user aborted it: of what comes later nobody is told."""
+        self._counts: list[int] = []
+        """Of records, at the start of each iteration."""
+
+    def logprobs(self, turn: Turn, prompt: Sequence[int], tokens: Sequence[int]) -> list[LogprobRow]:
+        return []
+
+    def content_of(self, tokens: Sequence[int]) -> int:
+        return prefix_of(tokens)
+
+    def slot_content(self, slot: int) -> int:
+        return int(self._booted.model.kv.full[slot])
+
+    # ---- messages
+
+    def generate(self, turn: Turn) -> Any:
+        stops = {"stop_token_ids": [turn.stop]} if turn.stop >= 0 else {}
+        priority = turn.priority if self._setup.priorities else 0
+        return lambda: self._booted.add(turn.rid, turn.prompt, turn.answer, priority=priority, **stops)
+
+    def abort(self, rid: str) -> Any:
+        return lambda: self._abort([rid])
+
+    def abort_all(self) -> Any:
+        return lambda: self._abort(list(self._booted.requests))
+
+    def _abort(self, rids: list[str]) -> Any:
+        for rid in rids:
+            self._aborted.setdefault(rid, self._booted.iteration)
+        return self._booted.abort(rids)
+
+    def flush(self) -> Any:
+        return lambda: self._booted.call("reset_prefix_cache", bool(self._booted.draws(2, "resets running requests")))
+
+    def pause(self, retracts: bool) -> Any:
+        return lambda: self._booted.call("pause_scheduler", "keep", retracts)
+
+    def resume(self) -> Any:
+        return lambda: self._booted.call("resume_scheduler")
+
+    # ---- the run
+
+    def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
+        booted, probes = self._booted, self._release.probes
+        probes.clear()
+        booted.surroundings.restart()
+        booted.model.restart(lambda most: most - chooser.choose(most + 1, "accept"))
+        booted.draws, booted.launched = chooser.choose, self._note_launch
+
+        def counted(iteration: int) -> Sequence[Any] | None:
+            self._counts.append(len(booted.model.reports.records))
+            return script(iteration)
+
+        try:
+            booted.run(counted)
+        finally:
+            records = enumerate(booted.model.reports.records)
+            self.seen.noted += [Noted(record, bisect_right(self._counts, number) - 1) for number, record in records]
+            self.seen.ran.update(probes.lines())
+
+    def _note_launch(self, batch: Any) -> None:
+        """A batch may have parts of prompts beside verifications."""
+        requests = self._booted.scheduler.requests
+        kinds: dict[str, list[str]] = {}
+        for rid in batch.num_scheduled_tokens:
+            kind = "decode" if requests[rid].output_token_ids else "extend"
+            kinds.setdefault(kind, []).append(rid)
+        for kind, rids in kinds.items():
+            self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids)))
+
+    # ---- the state
+
+    @property
+    def is_idle(self) -> bool:
+        return self._booted.is_idle
+
+    def load(self) -> Load:
+        scheduler, page = self._booted.scheduler, self._setup.page_size
+        running = list(scheduler.running)
+        has = [self._blocks_of(request) * page for request in running]
+        claims = [request.num_computed_tokens for request in running]
+        return Load(
+            waiting=tuple((request.request_id, _longest(request)) for request in scheduler.waiting),
+            running=sum(max(0, _longest(request) - slots) for request, slots in zip(running, has, strict=True)),
+            free=self._pool.get_num_free_blocks() * page,
+            free_rows=self._setup.rows - len(running),
+            lengths=tuple((r.request_id, claim, slots) for r, claim, slots in zip(running, claims, has, strict=True)),
+            row_width=-(-scheduler.max_model_len // page) * page,
+            chunked=any(claim < r.num_prompt_tokens for r, claim in zip(running, claims, strict=True)),
+        )
+
+    @property
+    def _pool(self) -> Any:
+        return self._booted.scheduler.kv_cache_manager.block_pool
+
+    def _blocks_of(self, request: Any) -> int:
+        return sum(map(len, self._booted.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
+
+    def requests(self) -> Iterator[RequestState]:
+        for rid, request in self._booted.requests.items():
+            reason = _reason(request.get_finished_reason())
+            prompt, outputs = tuple(request.prompt_token_ids), tuple(request.output_token_ids)
+            # What has ended has no blocks, and so claims none.
+            yield RequestState(rid, prompt, outputs, reason, committed=0, allocated=0, row=-1, drafts=0)
+
+    def answers(self) -> Iterator[Answer]:
+        told: dict[str, list[Any]] = {rid: [] for rid in self._booted.requests}
+        for iteration, output in self._booted.sent:
+            if iteration <= self._aborted.get(output.request_id, iteration):
+                told[output.request_id].append(output)
+        for rid, outputs in told.items():
+            tokens = tuple(token for output in outputs for token in output.new_token_ids)
+            parts = [Part(len(output.new_token_ids), -1, output.finish_reason is not None) for output in outputs]
+            reason = _reason(outputs[-1].finish_reason) if outputs else ""
+            if not reason and rid in self._aborted:  # who sends the abort says so, at once
+                reason = "abort"
+                parts.append(Part(0, -1, True))
+            matched = {"stop": outputs[-1].stop_reason if outputs else None, "length": len(tokens)}.get(reason)
+            yield Answer(rid, tokens, reason, matched=matched, parts=tuple(parts))
+
+    def pools(self) -> Pools:
+        """A block that nobody uses is free, and in the prefix cache until it is used again."""
+        page, setup = self._setup.page_size, self._setup
+        free = self._pool.free_block_queue.get_all_free_blocks()
+        cached = [block for block in free if block.block_hash is not None]
+        empty = [block for block in free if block.block_hash is None]
+        pools = Pools(
+            setup.slots,
+            len(empty) * page,
+            len(cached) * page,
+            setup.rows,
+            setup.rows - len(self._booted.scheduler.running),
+            free_slots=[slot for block in empty for slot in self._slots_of(block)],
+        )
+        tokens = self._tokens_by_hash()
+        pools.nodes = [
+            TreeNode(tokens[key], tuple(self._slots_of(block)))
+            for block in cached
+            if (key := block.block_hash) in tokens
+        ]
+        return pools
+
+    def _slots_of(self, block: Any) -> range:
+        page = self._setup.page_size
+        return range(block.block_id * page, (block.block_id + 1) * page)
+
+    def _tokens_by_hash(self) -> dict[Any, tuple[int, ...]]:
+        """The tokens up to the end of each block that any request had, by the block's hash."""
+        page, found = self._setup.page_size, {}
+        of_group = release_module("core.kv_cache_utils").make_block_hash_with_group_id
+        for request in self._booted.requests.values():
+            tokens = tuple(request.all_token_ids)
+            for number, block_hash in enumerate(request.block_hashes, 1):
+                found[of_group(block_hash, 0)] = tokens[: number * page]
+        return found
+
+    def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
+        return self._release.traceback_of(error)
+
+    def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
+        return self._release.functions_of(codes)
+
+
+def _longest(request: Any) -> int:
+    return int(request.num_prompt_tokens + request.max_tokens)
+
+
+def _reason(reason: Any) -> str:
+    """Why a request ended: "stop", "length", "abort", or "" while it runs."""
+    return "" if reason is None else str(reason).lower()
