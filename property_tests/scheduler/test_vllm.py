@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +13,18 @@ import pytest
 from property_tests.support.known_releases import VLLM_NEW, VLLM_OLD
 from property_tests.support.release_schedules import shown_by, signatures_of
 from property_tests.support.replay_fixtures import EXPECT, FILES
+from property_tests.support.scheduler_checkouts import specsim
 from specsim import replay_file
+from specsim.engines.importable import folder_of
 from specsim.engines.packages import cached_packages
+from specsim.engines.target import Release
 from specsim.engines.vllm.scheduler.configuration import configuration
 from specsim.engines.vllm.scheduler.model import PAD, Model
-from specsim.engines.vllm.scheduler.runners import V1, V2, depth_of, runner_of
+from specsim.engines.vllm.scheduler.planted import planted
+from specsim.engines.vllm.scheduler.runners import V1, V2, complete, runner_of
 from specsim.engines.vllm.scheduler.setups import SETUPS
 from specsim.lifting.cache import Cache
+from specsim.lifting.planted import edited
 from specsim.world.fakes import Answers, DriftError
 from specsim.world.hash_model import Prefixes, decoded, prefix_of
 from specsim.world.kv import BadValue, NoSlot
@@ -63,6 +70,27 @@ def test_the_page_names_every_setup() -> None:
     assert [setup.name for setup in SETUPS if f"| {setup.name} |" not in text] == []
 
 
+def test_each_planted_defect_is_of_the_newest_release(release: str, wheel_cache: Cache) -> None:
+    folder = folder_of(Release("vllm", release), wheel_cache)
+    defects = planted().values()
+    assert len(defects) == 30
+    for defect in defects:
+        text = folder.joinpath(*defect.module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+        assert ast.dump(edited(text, defect)) != ast.dump(ast.parse(text)), defect.id
+
+
+@pytest.mark.parametrize(
+    ("mutant", "signature"),
+    [("V09", "scheduler:I05:input:other-tokens"), ("V11", "scheduler:X1:schedule:RuntimeError")],
+)
+def test_a_planted_defect_is_found(release: str, tmp_path: Path, mutant: str, signature: str) -> None:
+    out = tmp_path / "verdict.json"
+    options = ("--mutant", mutant, "--schedules", "60", "--no-shrink", "--out", tmp_path / "out", "--json", out)
+    ended = specsim("dev", "check", f"vllm=={release}", "--only", "scheduler", *options)
+    assert ended.returncode == 1, ended.stderr
+    assert signature in [finding["signature"] for finding in json.loads(out.read_text())["findings"]]
+
+
 # ---- what a release would have around its scheduler
 
 
@@ -96,13 +124,14 @@ def test_how_many_batches_are_under_way_is_what_the_release_says(
     root = source(tmp_path, {file: DEPTH.format(owner=owner, v2=v2)})
     for runner, overlap, depth in depths:
         setup = Setup(stages=2, overlap=overlap)
-        asked = configuration(setup, Answers({}), None, is_v2=runner == V2)
-        assert depth_of(root, asked) == depth
+        asked: Any = configuration(setup, Answers({}), None, is_v2=runner == V2)
+        complete(root, asked)
+        assert asked.max_concurrent_batches == depth
 
 
 def test_a_release_that_says_nothing_of_it_is_drift(tmp_path: Path) -> None:
     with pytest.raises(DriftError, match=r"has no VllmConfig\.max_concurrent_batches"):
-        depth_of(tmp_path, None)
+        complete(tmp_path, None)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +247,25 @@ def test_a_pipelines_first_stage_takes_the_tokens_that_it_is_told() -> None:
     cached = goes_on([], resumed=True, tokens=PROMPT)
     model.launch(batch({"a": 0}, cached=cached))
     assert model.launch(batch({"a": 7}, cached=goes_on([5, 2], 0, told=[*PROMPT, SAID[0]]))) == {"a": SAID[1:2]}
+
+
+def test_layers_with_a_window_read_their_own_blocks_and_no_more_than_the_window() -> None:
+    model = Model(8, BLOCK, 3, is_told=False, window=3)
+    model.restart(lambda _most: 0)
+    model.prefixes["a"] = Prefixes(PROMPT)
+    new = arrives([5, 2])
+    new.block_ids = ([5, 2], [6, 3])
+    model.launch(batch({"a": 6}, new=[new]))
+    assert model.kv.window[[3 * BLOCK, 3 * BLOCK + 1]].tolist() == [prefix_of(PROMPT[:5]), prefix_of(PROMPT)]
+    model.kv.window[6 * BLOCK : 7 * BLOCK] = 7  # the first four positions are behind the window of the seventh
+    cached = goes_on([4], 6)
+    cached.new_block_ids = [([4], [7])]
+    assert model.launch(batch({"a": 1}, cached=cached)) == {"a": SAID[1:2]}
+    assert model.reports.records == []
+    model.kv.window[3 * BLOCK + 1] = 7
+    model.launch(batch({"a": 1}, cached=goes_on([], 7)))
+    (content,) = model.reports.records
+    assert (content.pool, content.position, content.slot) == ("window", 5, 3 * BLOCK + 1)
 
 
 def test_a_block_that_holds_another_requests_kv_is_wrong_content() -> None:

@@ -73,6 +73,7 @@ ENGINES = {
         },
         source=Package("vLLM", "vllm", "", "v1"),
         kept=re.compile(rf"vllm/([^/]+|config/vllm|(distributed|multimodal|utils|v1)/.+)\.py|{_METADATA}"),
+        planted=("specsim.engines.vllm.scheduler.planted", "planted"),
         files=("specsim.engines.importable", "folder_of"),
     ),
     "sglang-kernel": _SGL_KERNEL,

@@ -21,7 +21,7 @@ import torch
 from specsim.engines.vllm.scheduler.configuration import DEFAULTS, configuration
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
 from specsim.engines.vllm.scheduler.model import Model
-from specsim.engines.vllm.scheduler.runners import V2, depth_of, runner_of
+from specsim.engines.vllm.scheduler.runners import V2, complete, runner_of
 from specsim.world import packages
 from specsim.world.clock import Surroundings
 from specsim.world.fakes import Answers
@@ -90,7 +90,8 @@ class Booted:
         self._late: list[Any] = []
         is_v2 = (setup.model_runner or runner_of(root)) == V2
         blocks = setup.slots // setup.page_size + 1  # the first one is nobody's
-        self.model = Model(blocks, setup.page_size, setup.steps, is_told=not (is_v2 or setup.overlap))
+        is_told = not (is_v2 or setup.overlap)
+        self.model = Model(blocks, setup.page_size, setup.steps, is_told=is_told, window=setup.window)
         os.environ[RUNNER] = str(int(is_v2))
         with self._answers.required():
             self.core = self._built(root, blocks, is_v2)
@@ -104,8 +105,8 @@ class Booted:
         kind = release_module("core.sched.async_scheduler")
         scheduler = kind.AsyncScheduler if self.setup.overlap else kind.Scheduler
         config: Any = configuration(self.setup, self._answers, scheduler, is_v2=is_v2)
-        self.depth = config.max_concurrent_batches = depth_of(root, config)
-        config.max_in_flight_tokens = self.depth * self.setup.chunk
+        complete(root, config)
+        self.depth = int(config.max_concurrent_batches)
 
         class Core(module.EngineCoreProc):  # type: ignore[name-defined, misc]
             def _initialize_kv_caches(self, *_arguments: Any) -> Any:
@@ -126,11 +127,12 @@ class Booted:
         return core
 
     def _kv_cache(self, blocks: int) -> Any:
-        kinds = release_module("kv_cache_interface")
-        spec = kinds.FullAttentionSpec(
-            block_size=self.setup.page_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
-        groups = [kinds.KVCacheGroupSpec(["a layer"], spec)]
+        kinds, setup = release_module("kv_cache_interface"), self.setup
+        sizes = {"block_size": setup.page_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        specs = [kinds.FullAttentionSpec(**sizes)]
+        if setup.window:
+            specs.append(kinds.SlidingWindowSpec(sliding_window=setup.window, **sizes))
+        groups = [kinds.KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
         return kinds.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
     # ---- running

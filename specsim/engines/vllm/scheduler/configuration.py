@@ -12,6 +12,7 @@ from specsim.world.scheduler import Setup
 
 CONTEXT = 240
 DEFAULTS: dict[str, Any] = {}
+_ABSENT = ("diffusion_config", "ec_transfer_config", "kv_events_config", "kv_transfer_config", "lora_config")
 _NOT_OF_THE_MODEL = (
     "enable_return_routed_experts",
     "is_diffusion",
@@ -29,8 +30,8 @@ def _said(value: object) -> Any:
 
 
 def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool) -> Fake:
-    """`scheduler` is the class, and `is_v2` says which of the two model runners of a release there would be. How many
-    batches are under way at once is put in when this is known.
+    """`scheduler` is the class, and `is_v2` says which of the two model runners of a release there would be. What a
+    release computes of this is not in it yet: see `runners.complete`.
     """
 
     def fake(name: str, **given: Any) -> Fake:
@@ -63,6 +64,7 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             num_gpu_blocks=setup.slots // setup.page_size + 1,
             enable_prefix_caching=setup.radix,
             prefix_caching_hash_algo="sha256",
+            hash_block_size=None,
             prefix_match_unit=None,
             mamba_cache_mode="none",
             enable_mamba_fine_grained_prefix_cache=False,
@@ -78,7 +80,7 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             long_prefill_token_threshold_adaptive=False,
             policy="priority" if setup.priorities else "fcfs",
             watermark=0.0,
-            scheduler_reserve_full_isl=False,
+            scheduler_reserve_full_isl=True,
             prefill_schedule_interval=1,
             enable_chunked_prefill=True,
             async_scheduling=setup.overlap,
@@ -107,11 +109,7 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
         ec_manager_config=fake("ec_manager_config", get_encoder_cache_manager_obj=_said(None)),
         aux_output_config=fake("aux_output_config", enabled=False),
         speculative_config=eagle if steps else None,
-        **dict.fromkeys(("lora_config", "kv_events_config", "kv_transfer_config", "ec_transfer_config")),
-        num_speculative_tokens=steps,
-        num_lookahead_tokens=steps,
-        num_prefill_lookahead_tokens=0,
-        num_hash_lookahead_tokens=0,
+        **dict.fromkeys(_ABSENT),
         use_v2_model_runner=is_v2,
         is_encoder_only=False,
         is_mm_encoder_only=False,

@@ -22,17 +22,23 @@ from specsim.world.kv import REJECTED, BadValue, Ints, Kv, NoSlot, Reports
 
 PAD = -1
 """A draft that the scheduler does not know: the device has it."""
+POOLS = "full", "window"
+"""Of the layers of full attention, and of those with a sliding window. Their blocks have numbers of one kind, and no
+block is of both: so each pool has a slot for every block.
+"""
 
 
 @dataclass(slots=True)
 class Seat:
-    """A request as the worker has it: all tokens that it knows, how many of them have KV, and its blocks."""
+    """A request as the worker has it: all tokens that it knows, how many of them have KV, and its blocks in the order
+    of POOLS.
+    """
 
     rid: str
     prefixes: Prefixes
     tokens: list[int]
     computed: int
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
     is_read: bool = True
 
     @property
@@ -41,12 +47,14 @@ class Seat:
 
 
 class Model:
-    """`is_told` says that it is told the drafts and how much is computed, and that it tells its drafts."""
+    """`is_told` says that it is told the drafts and how much is computed, and that it tells its drafts; `window` are
+    the tokens that some layers attend to, 0 where there are no such.
+    """
 
-    def __init__(self, blocks: int, block_size: int, steps: int, *, is_told: bool) -> None:
-        self.block_size, self.steps, self.is_told = block_size, steps, is_told
+    def __init__(self, blocks: int, block_size: int, steps: int, *, is_told: bool, window: int = 0) -> None:
+        self.block_size, self.steps, self.is_told, self.window = block_size, steps, is_told, window
         self.reports = Reports()
-        self.kv = Kv(self.reports, blocks * block_size)
+        self.kv = Kv(self.reports, blocks * block_size, blocks * block_size if window else 0)
         self.prefixes: dict[str, Prefixes] = {}
         """By request what its user asked for, and what follows."""
         self._seats: dict[str, Seat] = {}
@@ -86,13 +94,14 @@ class Model:
         for new in batch.scheduled_new_reqs:
             tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
             seat = Seat(new.req_id, self.prefixes[new.req_id], list(tokens), new.num_computed_tokens)
-            seat.blocks = _flat(new.block_ids)
+            seat.blocks = [list(blocks) for blocks in new.block_ids]
             self._seats[new.req_id] = seat
         cached = batch.scheduled_cached_reqs
         for at, rid in enumerate(cached.req_ids):
-            seat, blocks = self._seats[rid], _flat(cached.new_block_ids[at])
-            is_resumed = rid in cached.resumed_req_ids
-            seat.blocks = blocks if is_resumed else [*seat.blocks, *blocks]
+            seat, is_resumed = self._seats[rid], rid in cached.resumed_req_ids
+            nothing: list[list[int]] = [[] for _ in seat.blocks]
+            added, had = cached.new_block_ids[at] or nothing, nothing if is_resumed else seat.blocks
+            seat.blocks = [[*blocks, *more] for blocks, more in zip(had, added, strict=True)]
             if is_resumed:
                 seat.tokens = list(cached.all_token_ids.get(rid, seat.tokens))
             if is_resumed or self.is_told:
@@ -108,29 +117,45 @@ class Model:
         if known > len(seat.tokens):
             self.reports.add_first(seat.rid, "count", BadValue(phase, seat.rid, "num_scheduled_tokens", count))
             return []
-        slots = self._slots(seat, phase, start + count)
-        if slots is None:
+        tables = self._slots(seat, phase, start + count)
+        if tables is None:
             return []
-        prefix = self.kv.read(seat, phase, "full", slots[:start], seat.prefixes.first(start), 0) if start else EMPTY
+        prefix = self._read(seat, phase, tables, start)
         for position in range(start, known):
             prefix = extended(prefix, seat.tokens[position])
-            self.kv.write(seat, int(slots[position]), prefix)
+            self._write(seat, tables, position, prefix)
         expected = seat.prefixes.of(known)
         if prefix != expected:
-            self.kv.wrong(seat, phase, "input", known - 1, int(slots[known - 1]), expected, prefix)
+            self.kv.wrong(seat, phase, "input", known - 1, int(tables[0][known - 1]), expected, prefix)
         seat.computed = known
-        return self._sampled(seat, slots[known:], drafts, prefix) if known == len(seat.tokens) else []
+        return self._sampled(seat, tables, drafts, prefix) if known == len(seat.tokens) else []
 
-    def _sampled(self, seat: Seat, slots: Ints, drafts: Sequence[int], prefix: int) -> list[int]:
+    def _read(self, seat: Seat, phase: str, tables: Sequence[Ints], count: int) -> int:
+        """The hash of a request's first tokens, as the KV says that the first query of a launch attends to."""
+        if not count:
+            return EMPTY
+        expected = seat.prefixes.first(count)
+        prefix = self.kv.read(seat, phase, POOLS[0], tables[0][:count], expected, 0)
+        low = max(0, count + 1 - self.window)
+        if self.window and low < count:
+            prefix = self.kv.read(seat, phase, POOLS[1], tables[1][low:count], expected[low:], low, prefix)
+        return prefix
+
+    def _write(self, seat: Seat, tables: Sequence[Ints], position: int, kv: int) -> None:
+        self.kv.write(seat, int(tables[0][position]), kv)
+        if self.window:
+            self.kv.write_window(seat, int(tables[1][position]), kv)
+
+    def _sampled(self, seat: Seat, tables: Sequence[Ints], drafts: Sequence[int], prefix: int) -> list[int]:
         """The tokens after a prefix: one, and one for each draft that is right."""
-        said = [next_token(prefix)]
+        said, known = [next_token(prefix)], seat.computed
         right = self._accepted(drafts, prefix)
-        for at, slot in enumerate(slots):
+        for at in range(len(drafts)):
             if at >= right:
-                self.kv.write(seat, int(slot), REJECTED)
+                self._write(seat, tables, known + at, REJECTED)
                 continue
             prefix = extended(prefix, said[-1])
-            self.kv.write(seat, int(slot), prefix)
+            self._write(seat, tables, known + at, prefix)
             said.append(next_token(prefix))
         seat.tokens += said
         seat.computed += right
@@ -148,17 +173,12 @@ class Model:
             prefix = extended(prefix, draft)
         return len(drafts)
 
-    def _slots(self, seat: Seat, phase: str, count: int) -> Ints | None:
-        """int64 [count]: the slots of a request's first positions; None where it has fewer."""
-        room = len(seat.blocks) * self.block_size
+    def _slots(self, seat: Seat, phase: str, count: int) -> list[Ints] | None:
+        """By pool, int64 [count]: the slots of a request's first positions; None where it has fewer."""
+        room = min(map(len, seat.blocks)) * self.block_size
         if room < count:
             self.reports.add_first(seat.rid, "room", NoSlot(phase, seat.rid, room))
             return None
         positions = np.arange(count)
-        blocks = np.asarray(seat.blocks, np.int64)
-        slots: Ints = blocks[positions // self.block_size] * self.block_size + positions % self.block_size
-        return slots
-
-
-def _flat(groups: Sequence[Sequence[int]] | None) -> list[int]:
-    return [block for group in groups or () for block in group]
+        block, offset = positions // self.block_size, positions % self.block_size
+        return [np.asarray(blocks, np.int64)[block] * self.block_size + offset for blocks in seat.blocks]

@@ -1,5 +1,6 @@
-"""What a release would have around its scheduler, by its own source: which model runner, and how many batches under
-way at once. Both are properties of classes that import half of the release; they are read from its files.
+"""What a release would have around its scheduler, by its own source: which model runner, how many batches under way at
+once, how many tokens ahead. These are properties of classes that import half of the release: they are read from its
+files, and run on the configuration here.
 """
 
 from __future__ import annotations
@@ -14,26 +15,39 @@ from specsim.world.fakes import DriftError
 V1, V2 = "V1", "V2"
 _CONFIG = "config/vllm.py", "VllmConfig"
 _DEPTH = "max_concurrent_batches"
-_DEPTHS = (_CONFIG, ("v1/executor/multiproc_executor.py", "MultiprocExecutor"))
-"""To 0.22.1 it is the executor's, and later the configuration's."""
+_PROPERTIES = (
+    _DEPTH,
+    "max_in_flight_tokens",
+    "num_speculative_tokens",
+    "num_lookahead_tokens",
+    "num_prefill_lookahead_tokens",
+    "num_hash_lookahead_tokens",
+)
+"""Each may read those before it. Older releases have few of them."""
+_OWNERS = (("v1/executor/multiproc_executor.py", "MultiprocExecutor"), _CONFIG)
+"""To 0.22.1 the first property is the executor's."""
 
 
 def runner_of(root: Path) -> str:
-    """The model runner that a model has by default. To 0.26.0 it depends on the model, and most have the first one."""
+    """The model runner that a model has by default. To 0.27.1 it depends on the model, and most have the first one."""
     has = {node.name for node in _methods(root, *_CONFIG)}
     return V2 if "use_v2_model_runner" in has and "_is_default_v2_model_runner_model" not in has else V1
 
 
-def depth_of(root: Path, configuration: Any) -> int:
-    """Batches under way at once: `configuration` has what is asked of a VllmConfig. DriftError where nothing says."""
-    for file, owner in _DEPTHS:
-        for method in _methods(root, file, owner):
-            if method.name == _DEPTH:
-                method.decorator_list, method.returns = [], None
-                names: dict[str, Any] = {}
-                exec(compile(ast.Module([method], []), file, "exec"), names)
-                return int(names[_DEPTH](configuration))
-    raise DriftError([], [f"{_CONFIG[1]}.{_DEPTH}"])
+def complete(root: Path, configuration: Any) -> None:
+    """Give an object that has what else is asked of a VllmConfig the properties that the release computes of that.
+    DriftError where nothing says how many batches are under way at once.
+    """
+    methods = {method.name: (file, method) for file, owner in _OWNERS for method in _methods(root, file, owner)}
+    if _DEPTH not in methods:
+        raise DriftError([], [f"{_CONFIG[1]}.{_DEPTH}"])
+    for name in _PROPERTIES:
+        if name in methods:
+            file, method = methods[name]
+            method.decorator_list, method.returns = [], None
+            names: dict[str, Any] = {}
+            exec(compile(ast.Module([method], []), file, "exec"), names)
+            setattr(configuration, name, names[name](configuration))
 
 
 def _methods(root: Path, file: str, owner: str) -> list[ast.FunctionDef]:

@@ -37,9 +37,11 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, overlap=False),
     Setup(page_size=4, slots=96, model_runner="V1"),
     Setup(page_size=4, slots=96, model_runner="V2"),
+    Setup(page_size=4, slots=160, window=8),
+    Setup(page_size=4, slots=160, window=6, chunk=12, stages=2, model_runner="V2"),
 )
 
-_SIZES = frozenset(("page_size", "slots", "rows", "chunk"))
+_SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window"))
 """Settings that memory, the model and the load decide; of the others a server has what it is told."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.engines.importable import folder_of
 from specsim.engines.vllm.scheduler.boot import Booted, load, release_module
 from specsim.engines.vllm.scheduler.imports import PACKAGE
+from specsim.engines.vllm.scheduler.planted import planted
 from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
 from specsim.errors import UsageError, described
 from specsim.isolation.phases import running
@@ -19,6 +20,7 @@ from specsim.verdict import NotRun
 from specsim.world.hash_model import prefix_of
 from specsim.world.own import OwnScheduler
 from specsim.world.packages import Probes
+from specsim.world.planted import edit_of, find
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
     Answer,
@@ -43,11 +45,12 @@ if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
     from specsim.lifting.changes import Function
     from specsim.lifting.probes import Span
+    from specsim.world.packages import Edit
 
 LACKS = (
     ("schedules with grammars or logprobs", "the toy model computes no logits"),
     ("schedules with stop strings", "who makes text of tokens looks for them, and that is not run"),
-    ("schedules with a sliding window or mamba layers", "the toy model has one group of layers of full attention"),
+    ("schedules with mamba layers", "the toy model has layers of full attention, and of a sliding window"),
     ("schedules with several ranks, KV connectors or disaggregation", "one process runs, without sockets"),
     (
         "schedules with drafts in a pipeline without asynchronous scheduling",
@@ -65,13 +68,14 @@ def vllm_scheduler(
     root: Path | None = None,
     files: Collection[str] = (),
 ) -> VllmScheduler | NotRun:
-    """The scheduler of a target, imported into this process; NotRun where it cannot be. `root` is what `folder_of`
-    gave, None where it was not asked; of `files` schedules note which statements run, too.
+    """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be.
+    `root` is what `folder_of` gave, None where it was not asked; of `files` schedules note which statements run, too.
     """
+    edit = edit_of(*find(mutant, planted())) if mutant else None
     probes = Probes((*COVERED, *files), cache.folder / "probed")
     release = ReleaseFiles(root or folder_of(target, cache), PACKAGE, probes)
     try:
-        return VllmScheduler(release)
+        return VllmScheduler(release, edit)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -84,14 +88,14 @@ class VllmScheduler:
     setups = SETUPS
     has_rust_tree = False
 
-    def __init__(self, release: ReleaseFiles) -> None:
+    def __init__(self, release: ReleaseFiles, edit: Edit | None = None) -> None:
         self._release = release
         digest = hashlib.sha256()
         for file in sorted(Path(release.folder, "v1", "core").rglob("*.py")):
             digest.update(file.read_bytes())
         self.source_hash = digest.hexdigest()[:16]
         with running():
-            self._surroundings = load(release.root, None, release.probes)
+            self._surroundings = load(release.root, edit, release.probes)
         engine = release_module("engine.core").EngineCoreProc
         self.where = f"v1/engine/core.py:{engine.run_busy_loop.__code__.co_firstlineno}"
         can_pause = hasattr(engine, "pause_scheduler") and hasattr(engine, "resume_scheduler")
@@ -223,7 +227,8 @@ class Started(OwnScheduler):
         return self._booted.scheduler.kv_cache_manager.block_pool
 
     def _blocks_of(self, request: Any) -> int:
-        return sum(map(len, self._booted.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
+        """Of each group of layers."""
+        return min(map(len, self._booted.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
 
     def requests(self) -> Iterator[RequestState]:
         for rid, request in self._booted.requests.items():
