@@ -13,13 +13,15 @@ from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
 from specsim.commands.suites import _where_parted
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
-from specsim.rules.requests import FinishedClaim
+from specsim.rules.process import HostException
+from specsim.rules.requests import FinishedClaim, LengthsInOrder
 from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import Counts, _differing, violations_of
 from specsim.world.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
+from specsim.world.kv import BeyondRow
 from specsim.world.rule import Rules, Run
 from specsim.world.schedule import first_other_launch
-from specsim.world.scheduler import Answer, Load, RequestState, Seen, Setup
+from specsim.world.scheduler import Answer, Load, Noted, RequestState, Seen, Setup
 from specsim.world.users import NeverEndsError, Users
 from specsim.world.workload import Workload, draw_workload
 
@@ -150,6 +152,27 @@ def test_choice_zero_is_one_request_of_one_token() -> None:
     assert not workload.flushes
     assert not workload.abort_all
     assert not workload.pauses
+
+
+class Raises:
+    """A scheduler whose run ended with an exception, after so many slots for a row of 80."""
+
+    is_idle, facts = False, FACTS
+
+    def __init__(self, allocated: int) -> None:
+        self.seen = Seen(noted=[Noted(BeyondRow("0", 90, allocated, 80), when=0)])
+
+    def traceback_of(self, error: Exception) -> list[tuple[str, str]]:
+        return [("check_memory", "checker.py:1")]
+
+
+@pytest.mark.parametrize(("allocated", "shown"), [(83, ["I01"]), (80, ["I01", "X1"])])
+def test_what_comes_after_slots_beyond_a_row_is_left_out(allocated: int, shown: list[str]) -> None:
+    """From then on the rows of others are written. A baseline with what follows would hide a defect that shows so."""
+    scheduler: Any = Raises(allocated)
+    rules = Rules((LengthsInOrder, HostException), Setup(), FACTS)
+    run = Run(scheduler, Users(scheduler, Workload(()), Setup(), rules.at), ValueError("a leak"))
+    assert [violation.rule for violation in rules.broken(run)] == shown
 
 
 class FullBatch:

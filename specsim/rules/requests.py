@@ -45,7 +45,8 @@ class LengthsInOrder(Check):
 
     def _disorder(self, rid: str, claimed: int, allocated: int, width: int, when: int = -1) -> Violation:
         actual = f"{claimed} claimed, {allocated} allocated"
-        return self.broken("running", rid, f"claimed <= allocated <= {width}", actual, when=when)
+        is_last = allocated > width  # what is behind the row is the next one's
+        return self.broken("running", rid, f"claimed <= allocated <= {width}", actual, when=when, is_last=is_last)
 
 
 class FinishedClaim(Check):

@@ -34,7 +34,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     and in words that stay as they are: it is the end of the signature. `who` is the request; `where` is FILE:LINE or
     ""; `harmless` says that no token was wrong; `at` are the operations that are to blame, in a schedule that was
     recorded; `slot` of the full pool was read for `position`, -1 for none; `when` is the iteration in which it was
-    seen, -1 for at the end; `wait` the one that a race lacks, "STREAM for STREAM".
+    seen, -1 for at the end; `wait` the one that a race lacks, "STREAM for STREAM". From one that `is_last` on, others'
+    rows and slots are written: what comes after it says nothing, and is left out.
     """
 
     rule: str
@@ -50,6 +51,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     position: int = -1
     when: int = -1
     wait: str = ""
+    is_last: bool = False
 
     @property
     def signature(self) -> str:
@@ -196,8 +198,8 @@ class Rules:
                 self._seen.setdefault((violation.rule, violation.part), when)
 
     def broken(self, run: Run) -> list[Violation]:
-        """As they came; of those of one iteration first what can cause the others. What nobody saw while it ran was
-        seen at the end. A race is harmless where no token is wrong.
+        """As they came, to the first that is the last; of those of one iteration first what can cause the others. What
+        nobody saw while it ran was seen at the end. A race is harmless where no token is wrong.
         """
         found = [*self._seen.values()]
         for check in self._checks:
@@ -214,7 +216,9 @@ class Rules:
             )
             for violation in found
         ]
-        return sorted(timed, key=lambda violation: (violation.when, order.index(violation.rule)))
+        timed.sort(key=lambda violation: (violation.when, order.index(violation.rule)))
+        last = next((number for number, violation in enumerate(timed, 1) if violation.is_last), len(timed))
+        return timed[:last]
 
 
 def first_of_each(violations: Iterable[Violation]) -> Iterable[Violation]:

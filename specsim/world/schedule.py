@@ -140,7 +140,7 @@ def first_other_launch(one: Sequence[str], other: Sequence[str]) -> tuple[int, s
 
 def plain_violation(violation: Violation) -> dict[str, Any]:
     """As JSON takes it, without what only a recorded schedule has."""
-    recorded = ("at", "slot", "position", "when", "wait")
+    recorded = ("at", "slot", "position", "when", "wait", "is_last")
     return {name: value for name, value in msgspec.to_builtins(violation).items() if name not in recorded}
 
 
