@@ -1,4 +1,4 @@
-"""A release or a checkout as a folder that Python can import from."""
+"""A release or a checkout as a folder that Python can import from, and what is made of it by importing it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,46 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specsim.engines.packages import fetch_release, open_source, package_of
 from specsim.engines.registry import ENGINES
 from specsim.engines.target import Checkout, Release
+from specsim.errors import UsageError, described
 from specsim.lifting.package import Package
 from specsim.lifting.source import GitSource
+from specsim.verdict import NotRun
+from specsim.world.packages import Probes
+from specsim.world.release import ReleaseFiles
 from specsim.world.unpack import unpacked
 
 if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
+
+T = TypeVar("T")
+
+
+def imported(
+    target: Release | Checkout,
+    cache: Cache,
+    root: Path | None,
+    covered: tuple[str, ...],
+    make: Callable[[ReleaseFiles], T],
+) -> T | NotRun:
+    """What `make` makes of a target's files, which it imports into this process; NotRun where they cannot be. `root` is
+    what `folder_of` gave, None where it was not asked; of the folders and files that are `covered` it is noted which
+    statements run.
+    """
+    probes = Probes(covered, cache.folder / "probed")
+    release = ReleaseFiles(root or folder_of(target, cache), package_of(target.engine).folder, probes)
+    try:
+        return make(release)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        return NotRun("scheduler", f"it is not imported: {described(error)}{release.raised_at(error)}")
 
 
 def folder_of(target: Release | Checkout, cache: Cache) -> Path:

@@ -19,6 +19,7 @@ from specsim.errors import UsageError, described
 from specsim.isolation.phases import running
 from specsim.lifting.cache import Cache
 from specsim.verdict import NotRun
+from specsim.world.planted import edit_of, find
 
 if TYPE_CHECKING:
     from specsim.contracts.provider import Provider
@@ -91,8 +92,7 @@ def load_scheduler(
     `files_of` gave, None where it was not asked; of `files` schedules note which statements run, besides those of the
     scheduler.
     """
-    if mutant:
-        planted_into(target)
+    edit = edit_of(*find(mutant, planted_into(target))) if mutant else None
     if isinstance(target, PythonTarget):
         value: SchedulerTarget = _user_object(target)
         is_scheduler = callable(getattr(value, "start", None))
@@ -100,7 +100,7 @@ def load_scheduler(
     maker = None if isinstance(target, ModelTarget) else _engine(target).subjects.get("scheduler")
     if maker is None:
         return NotRun("scheduler", "the model and packages of operations have no scheduler")
-    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant, root, files)
+    found: SchedulerTarget | NotRun = _function(maker)(target, cache, edit, root, files)
     return found
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from specsim.choices.chooser import replayed
-from specsim.engines.importable import folder_of
+from specsim.engines.importable import imported
 from specsim.engines.packages import open_source
 from specsim.engines.sglang.guards import Guards, read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
@@ -29,7 +29,6 @@ from specsim.engines.sglang.scheduler.families import slots_in
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
-from specsim.engines.sglang.scheduler.planted import planted
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS, reach_of
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import Worker, unwritten
@@ -42,8 +41,6 @@ from specsim.world.blame import Blame
 from specsim.world.fakes import DriftError
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.world.kv import BeyondRow, DraftsCounted
-from specsim.world.packages import Probes
-from specsim.world.planted import edit_of, find
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
     END,
@@ -127,24 +124,13 @@ BLAME = Blame(
 
 
 def sglang_scheduler(
-    target: Release | Checkout,
-    cache: Cache,
-    mutant: str = "",
-    root: Path | None = None,
-    files: Collection[str] = (),
+    target: Release | Checkout, cache: Cache, edit: Edit | None, root: Path | None, files: Collection[str]
 ) -> SglangScheduler | NotRun:
-    """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be.
-    `root` is what `folder_of` gave, None where it was not asked; of `files` schedules note which statements run, too.
+    """The scheduler of a target, see `imported`, whose source `edit` changes on the way in; of `files` schedules note
+    which statements run, besides those of the scheduler.
     """
-    edit = edit_of(*find(mutant, planted())) if mutant else None
-    root = root or folder_of(target, cache)
-    release = ReleaseFiles(root, PACKAGE, Probes((*COVERED, *files), cache.folder / "probed"))
-    try:
-        return SglangScheduler(release, edit, functools.cache(lambda: read_guards(open_source(target, cache))))
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        return NotRun("scheduler", f"it is not imported: {described(error)}{release.raised_at(error)}")
+    guards = functools.cache(lambda: read_guards(open_source(target, cache)))
+    return imported(target, cache, root, (*COVERED, *files), lambda release: SglangScheduler(release, edit, guards))
 
 
 class SglangScheduler:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from specsim.engines.vllm.scheduler.configuration import DEFAULTS, configuration
+from specsim.engines.vllm.scheduler.configuration import blocks_of, configuration
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
 from specsim.engines.vllm.scheduler.model import Model
 from specsim.engines.vllm.scheduler.runners import V2, complete, runner_of
@@ -85,22 +85,21 @@ class Booted:
         """What it sent, an EngineCoreOutput, and in which iteration."""
         self.launched: Callable[[Any], None] = lambda _batch: None
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
-        self._answers = Answers(DEFAULTS)
+        self._answers = Answers({})
         self._script: Script | None = None
         self._late: list[Any] = []
         is_v2 = (setup.model_runner or runner_of(root)) == V2
-        blocks = setup.slots // setup.page_size + 1  # the first one is nobody's
         is_told = not (is_v2 or setup.overlap)
-        self.model = Model(blocks, setup.page_size, setup.steps, is_told=is_told, window=setup.window)
+        self.model = Model(blocks_of(setup), setup.page_size, setup.steps, is_told=is_told, window=setup.window)
         os.environ[RUNNER] = str(int(is_v2))
         with self._answers.required():
-            self.core = self._built(root, blocks, is_v2)
+            self.core = self._built(root, is_v2)
 
     @property
     def scheduler(self) -> Any:
         return self.core.scheduler
 
-    def _built(self, root: Path, blocks: int, is_v2: bool) -> Any:
+    def _built(self, root: Path, is_v2: bool) -> Any:
         booted, module = self, release_module("engine.core")
         kind = release_module("core.sched.async_scheduler")
         scheduler = kind.AsyncScheduler if self.setup.overlap else kind.Scheduler
@@ -110,7 +109,7 @@ class Booted:
 
         class Core(module.EngineCoreProc):  # type: ignore[name-defined, misc]
             def _initialize_kv_caches(self, *_arguments: Any) -> Any:
-                return booted._kv_cache(blocks)
+                return booted._kv_cache()
 
             def _process_input_queue(self) -> None:
                 booted._receive()
@@ -126,14 +125,14 @@ class Booted:
         module.EngineCore.__init__(core, config, lambda _config: Executor(self), log_stats=False)
         return core
 
-    def _kv_cache(self, blocks: int) -> Any:
+    def _kv_cache(self) -> Any:
         kinds, setup = release_module("kv_cache_interface"), self.setup
         sizes = {"block_size": setup.page_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
         specs = [kinds.FullAttentionSpec(**sizes)]
         if setup.window:
             specs.append(kinds.SlidingWindowSpec(sliding_window=setup.window, **sizes))
         groups = [kinds.KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
-        return kinds.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        return kinds.KVCacheConfig(num_blocks=blocks_of(setup), kv_cache_tensors=[], kv_cache_groups=groups)
 
     # ---- running
 

@@ -11,7 +11,6 @@ from specsim.world.fakes import Answers, Fake
 from specsim.world.scheduler import Setup
 
 CONTEXT = 240
-DEFAULTS: dict[str, Any] = {}
 _ABSENT = ("diffusion_config", "ec_transfer_config", "kv_events_config", "kv_transfer_config", "lora_config")
 _NOT_OF_THE_MODEL = (
     "enable_return_routed_experts",
@@ -27,6 +26,11 @@ _NOT_OF_THE_MODEL = (
 
 def _said(value: object) -> Any:
     return lambda *_arguments, **_named: value
+
+
+def blocks_of(setup: Setup) -> int:
+    """Blocks of the KV cache. The first one is nobody's."""
+    return setup.slots // setup.page_size + 1
 
 
 def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool) -> Fake:
@@ -61,7 +65,7 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
         cache_config=fake(
             "cache_config",
             block_size=setup.page_size,
-            num_gpu_blocks=setup.slots // setup.page_size + 1,
+            num_gpu_blocks=blocks_of(setup),
             enable_prefix_caching=setup.radix,
             prefix_caching_hash_algo="sha256",
             hash_block_size=None,

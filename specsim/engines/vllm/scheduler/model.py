@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, Prefixes, extended, next_token
+from specsim.world.hash_model import EMPTY, Prefixes, extended, likely, next_token
 from specsim.world.kv import REJECTED, BadValue, Ints, Kv, NoSlot, Reports
 
 PAD = -1
@@ -83,8 +83,8 @@ class Model:
         prefix, right = seat.prefixes.of(len(seat.tokens)), self._right(self.steps)
         drafts = []
         for at in range(self.steps):
-            token = next_token(prefix)
-            drafts.append(token if at < right else FIRST_TOKEN + (token - FIRST_TOKEN + 1) % (VOCABULARY - FIRST_TOKEN))
+            token, other = likely(prefix, 2)
+            drafts.append(token if at < right else other)
             prefix = extended(prefix, token)
         return drafts
 

@@ -6,6 +6,7 @@ files, and run on the configuration here.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,20 @@ def complete(root: Path, configuration: Any) -> None:
     for name in _PROPERTIES:
         if name in methods:
             file, method = methods[name]
-            method.decorator_list, method.returns = [], None
             names: dict[str, Any] = {}
             exec(compile(ast.Module([method], []), file, "exec"), names)
             setattr(configuration, name, names[name](configuration))
 
 
-def _methods(root: Path, file: str, owner: str) -> list[ast.FunctionDef]:
+@functools.cache
+def _methods(root: Path, file: str, owner: str) -> tuple[ast.FunctionDef, ...]:
+    """Those of a class, without what decorates them and the types of what they return."""
     path = root / PACKAGE / file
     if not path.is_file():
-        return []
+        return ()
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
-    return [node for one in classes for node in one.body if isinstance(node, ast.FunctionDef)]
+    methods = tuple(node for one in classes for node in one.body if isinstance(node, ast.FunctionDef))
+    for method in methods:
+        method.decorator_list, method.returns = [], None
+    return methods

@@ -9,18 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specsim.engines.importable import folder_of
+from specsim.engines.importable import imported
 from specsim.engines.vllm.scheduler.boot import Booted, load, release_module
-from specsim.engines.vllm.scheduler.imports import PACKAGE
-from specsim.engines.vllm.scheduler.planted import planted
 from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
-from specsim.errors import UsageError, described
+from specsim.errors import UsageError
 from specsim.isolation.phases import running
 from specsim.verdict import NotRun
 from specsim.world.hash_model import prefix_of
 from specsim.world.own import OwnScheduler
-from specsim.world.packages import Probes
-from specsim.world.planted import edit_of, find
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
     Answer,
@@ -62,24 +58,12 @@ COVERED = ("v1/core/", "v1/engine/core.py", "v1/request.py")
 
 
 def vllm_scheduler(
-    target: Release | Checkout,
-    cache: Cache,
-    mutant: str = "",
-    root: Path | None = None,
-    files: Collection[str] = (),
+    target: Release | Checkout, cache: Cache, edit: Edit | None, root: Path | None, files: Collection[str]
 ) -> VllmScheduler | NotRun:
-    """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be.
-    `root` is what `folder_of` gave, None where it was not asked; of `files` schedules note which statements run, too.
+    """The scheduler of a target, see `imported`, whose source `edit` changes on the way in; of `files` schedules note
+    which statements run, besides those of the scheduler.
     """
-    edit = edit_of(*find(mutant, planted())) if mutant else None
-    probes = Probes((*COVERED, *files), cache.folder / "probed")
-    release = ReleaseFiles(root or folder_of(target, cache), PACKAGE, probes)
-    try:
-        return VllmScheduler(release, edit)
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        return NotRun("scheduler", f"it is not imported: {described(error)}{release.raised_at(error)}")
+    return imported(target, cache, root, (*COVERED, *files), lambda release: VllmScheduler(release, edit))
 
 
 class VllmScheduler:
