@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +20,10 @@ from specsim import replay_file
 from specsim.engines.importable import folder_of
 from specsim.engines.packages import cached_packages
 from specsim.engines.target import Release
-from specsim.engines.vllm.scheduler.configuration import configuration
+from specsim.engines.vllm.scheduler.configuration import CONTEXT, configuration
 from specsim.engines.vllm.scheduler.model import PAD, Model
 from specsim.engines.vllm.scheduler.planted import planted
-from specsim.engines.vllm.scheduler.runners import V1, V2, complete, runner_of
+from specsim.engines.vllm.scheduler.runners import V1, V2, complete, has_ring, runner_of
 from specsim.engines.vllm.scheduler.setups import SETUPS
 from specsim.lifting.cache import Cache
 from specsim.lifting.planted import edited
@@ -45,10 +47,41 @@ def release(wheel_cache: Cache) -> str:
     return VLLM_NEW
 
 
-def test_the_newest_release_breaks_no_rule_in_its_first_schedules(release: str) -> None:
+def test_the_newest_release_breaks_no_rule_but_in_a_pipeline_without_asynchronous_scheduling(release: str) -> None:
     schedules = shown_by(release, COUNT, "0", engine="vllm")["schedules"]
-    assert signatures_of(schedules) == []
+    is_known = [not setup.overlap and setup.stages > 1 for setup in SETUPS] * 3
+    known = [schedule for schedule, is_one in zip(schedules, is_known, strict=True) if is_one]
+    assert "scheduler:I05:input:nothing" in signatures_of(known)
+    assert signatures_of([schedule for schedule in schedules if schedule not in known]) == []
     assert len({schedule["digest"] for schedule in schedules}) == COUNT
+
+
+def test_schedules_leave_nothing_behind_for_those_that_come_after_them(release: str) -> None:
+    among, alone = (shown_by(VLLM_OLD, COUNT, "0", engine="vllm", alone=alone) for alone in (False, True))
+    assert among == alone
+
+
+LONGEST = {
+    Setup(page_size=4, slots=96): 96,
+    Setup(page_size=16, slots=1024): CONTEXT,
+    Setup(page_size=4, slots=64, context=50): 50,
+    Setup(page_size=4, slots=160, window=8): 84,  # its window may have 19 of 40 blocks: two steps of 32 tokens
+}
+
+
+def test_the_longest_request_is_what_a_server_would_be_started_for(release: str) -> None:
+    """In a process of its own: this one is to import no release."""
+    code = f"""
+from specsim.engines.load import load_scheduler
+from specsim.engines.target import Release
+from specsim.lifting.cache import open_cache
+from specsim.world.scheduler import Setup
+
+target = load_scheduler(Release("vllm", "{release}"), open_cache(None))
+print([target.start(setup).facts.context for setup in {list(LONGEST)!r}])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(ran.stdout) == list(LONGEST.values())
 
 
 def test_schedules_are_the_same_whatever_the_hash_seed(release: str) -> None:
@@ -81,11 +114,26 @@ def test_each_planted_defect_is_of_the_newest_release(release: str, wheel_cache:
 
 @pytest.mark.parametrize(
     ("mutant", "signature"),
-    [("V09", "scheduler:I05:input:other-tokens"), ("V11", "scheduler:X1:schedule:RuntimeError")],
+    [
+        ("V11", "scheduler:X1:schedule:RuntimeError"),
+        ("V12", "scheduler:S1:pause"),
+        ("V26", "scheduler:I05:full:other-tokens"),
+        ("V29", "scheduler:S12:priority"),
+    ],
 )
 def test_a_planted_defect_is_found(release: str, tmp_path: Path, mutant: str, signature: str) -> None:
     out = tmp_path / "verdict.json"
-    options = ("--mutant", mutant, "--schedules", "60", "--no-shrink", "--out", tmp_path / "out", "--json", out)
+    options = (
+        "--mutant",
+        mutant,
+        "--schedules",
+        str(4 * len(SETUPS)),
+        "--no-shrink",
+        "--out",
+        tmp_path / "out",
+        "--json",
+        out,
+    )
     ended = specsim("dev", "check", f"vllm=={release}", "--only", "scheduler", *options)
     assert ended.returncode == 1, ended.stderr
     assert signature in [finding["signature"] for finding in json.loads(out.read_text())["findings"]]
@@ -189,7 +237,7 @@ def goes_on(
 
 
 def made(*, is_told: bool = False, right: int = 9) -> Model:
-    model = Model(8, BLOCK, 3, is_told=is_told)
+    model = Model(8, BLOCK, 3, context=240, is_told=is_told)
     model.restart(lambda most: min(most, right))
     model.prefixes["a"] = Prefixes(PROMPT)
     return model
@@ -236,7 +284,7 @@ def test_a_model_that_is_not_told_keeps_its_drafts() -> None:
 def test_a_request_that_is_resumed_has_the_blocks_and_the_tokens_that_it_is_told() -> None:
     model = made()
     model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
-    cached = goes_on([6, 7], resumed=True, tokens=[*PROMPT, SAID[0]])
+    cached = goes_on([6, 7, 4], resumed=True, tokens=[*PROMPT, SAID[0]])
     assert model.launch(batch({"a": 7}, cached=cached)) == {"a": SAID[1:2]}
     assert model.reports.records == []
 
@@ -250,7 +298,7 @@ def test_a_pipelines_first_stage_takes_the_tokens_that_it_is_told() -> None:
 
 
 def test_layers_with_a_window_read_their_own_blocks_and_no_more_than_the_window() -> None:
-    model = Model(8, BLOCK, 3, is_told=False, window=3)
+    model = Model(8, BLOCK, 3, context=240, is_told=False, window=3)
     model.restart(lambda _most: 0)
     model.prefixes["a"] = Prefixes(PROMPT)
     new = arrives([5, 2])
@@ -272,7 +320,7 @@ def test_a_block_that_holds_another_requests_kv_is_wrong_content() -> None:
     model = made()
     model.prefixes["b"] = Prefixes([90, *PROMPT])
     model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
-    other = arrives([5, 3], 4)
+    other = arrives([5, 3, 4], 4)
     other.req_id, other.prompt_token_ids = "b", [90, *PROMPT]
     model.launch(batch({"b": 3}, new=[other]))
     (content,) = model.reports.records
@@ -287,9 +335,60 @@ def test_tokens_without_a_block_and_tokens_that_nobody_said_are_noted() -> None:
     assert model.reports.records == [NoSlot("extend", "a", BLOCK), BadValue("extend", "a", "num_scheduled_tokens", 7)]
 
 
+def test_what_a_pipelines_first_stage_reads_too_early_is_nothing() -> None:
+    """A decode comes `ring` steps after that which sampled its token. Batches without requests are steps, too."""
+    model = Model(8, BLOCK, 3, context=240, is_told=False, ring=2)
+    model.restart(lambda _most: 0)
+    model.prefixes["a"] = Prefixes(PROMPT)
+    model.launch(batch({"a": 6}, new=[arrives([5, 2, 3])]))
+    model.launch(batch({}))
+    assert model.launch(batch({"a": 1}, cached=goes_on([]))) == {"a": SAID[1:2]}
+    assert model.reports.records == []
+    assert model.launch(batch({"a": 1}, cached=goes_on([]))) != {"a": SAID[2:3]}
+    (content,) = model.reports.records
+    assert (content.pool, content.holds, content.position) == ("input", "nothing", 7)
+
+
+def test_a_resumed_requests_tokens_do_not_come_by_the_ring() -> None:
+    model = Model(8, BLOCK, 3, context=240, is_told=False, ring=2)
+    model.restart(lambda _most: 0)
+    model.prefixes["a"] = Prefixes(PROMPT)
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    cached = goes_on([6, 7, 4], resumed=True, tokens=[*PROMPT, SAID[0]])
+    assert model.launch(batch({"a": 7}, cached=cached)) == {"a": SAID[1:2]}
+    assert model.reports.records == []
+
+
+def test_drafts_that_are_scheduled_before_the_token_that_they_follow_are_noted() -> None:
+    model = made()
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    assert model.launch(batch({"a": 1}, cached=goes_on([]), drafts={"a": [PAD]})) == {"a": []}
+    (content,) = model.reports.records
+    assert (content.pool, content.holds, content.position) == ("input", "nothing", 6)
+
+
+RING = "class PPHandler:\n    def get_prev_sampled_outputs(self): ...\n"
+
+
+def test_stages_have_a_ring_where_their_file_has_one(tmp_path: Path) -> None:
+    assert not has_ring(tmp_path)
+    assert has_ring(source(tmp_path / "new", {"v1/worker/gpu/pp_utils.py": RING}))
+
+
 def test_a_request_that_has_ended_is_forgotten() -> None:
     model = made()
     model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
     model.launch(batch({}, finished=["a"]))
     with pytest.raises(KeyError):
         model.launch(batch({"a": 1}))
+
+
+@pytest.mark.parametrize(("blocks", "noted"), [([5, 2], []), ([5], [NoSlot("draft", "a", BLOCK)])])
+def test_drafts_need_blocks_behind_the_tokens(blocks: list[int], noted: list[NoSlot]) -> None:
+    """Of three drafts two are written behind the three tokens of a prompt."""
+    model = made()
+    new = arrives(blocks)
+    new.prompt_token_ids = PROMPT[:3]
+    model.prefixes["a"] = Prefixes(PROMPT[:3])
+    model.launch(batch({"a": 3}, new=[new]))
+    assert model.reports.records == noted

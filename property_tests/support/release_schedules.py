@@ -1,8 +1,9 @@
 """Run as a program: what schedules of a release's scheduler show, as JSON, in a process of its own.
 
-    python -m property_tests.support.release_schedules TARGET COUNT [REPLAY_FILE ...]
+    python -m property_tests.support.release_schedules TARGET COUNT [alone] [REPLAY_FILE ...]
 
-The first COUNT schedules of seed 0, and those of the replay files. The hash seed is this process'.
+The first COUNT schedules of seed 0, and those of the replay files; with `alone` each in a process of its own, whatever
+the target. The hash seed is this process'.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specsim import replay_file
 from specsim.engines.load import load_scheduler
@@ -26,18 +27,19 @@ from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import again, violations_of
 from specsim.verdict import NotRun
 from specsim.world.forks import NotStarted, Ran, Starters, Wanted, wanted
-from specsim.world.scheduler import rows_of
+from specsim.world.scheduler import SchedulerTarget, rows_of
 
 SCHEDULES = 3 * len(rows_of(SETUPS, "fake"))  # of a release that its tests run: three of each setup
 SECONDS = 60.0
+ALONE = "alone"
 
 
 @functools.cache
 def shown_by(
-    version: str, count: int, hash_seed: str, files: tuple[Path, ...] = (), engine: str = MAIN
+    version: str, count: int, hash_seed: str, files: tuple[Path, ...] = (), engine: str = MAIN, alone: bool = False
 ) -> dict[str, Any]:
     """{"schedules": [...], "files": {NAME: ...}}, each with its `digest` and the `signatures` that it shows."""
-    command = [sys.executable, "-m", __name__, f"{engine}=={version}", str(count), *map(str, files)]
+    command = [sys.executable, "-m", __name__, f"{engine}=={version}", str(count), *[ALONE] * alone, *map(str, files)]
     environment = of_target(hash_seed=hash_seed)
     ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=1200)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -50,9 +52,23 @@ def signatures_of(schedules: list[dict[str, Any]]) -> list[str]:
     return sorted({signature for schedule in schedules for signature in schedule["signatures"]})
 
 
+class _Alone:
+    """A target of whose schedules each has a fork of its own."""
+
+    starts_anew = False
+
+    def __init__(self, target: SchedulerTarget) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
 def main(text: str, count: str, *files: str) -> None:
     target = load_scheduler(parse_target(text), open_cache(None))
     assert not isinstance(target, NotRun), target
+    if ALONE in files:
+        target = cast(SchedulerTarget, _Alone(target))
     starters = Starters(target, CHECKS)
 
     def run(schedule: Wanted) -> dict[str, Any]:
@@ -64,7 +80,7 @@ def main(text: str, count: str, *files: str) -> None:
         return {"digest": outcome.record.digest, "signatures": sorted(found)}
 
     try:
-        loaded = {Path(file).stem: replay_file.load(Path(file)) for file in files}
+        loaded = {Path(file).stem: replay_file.load(Path(file)) for file in files if file != ALONE}
         stored = {name: one for name, one in loaded.items() if isinstance(one, SchedulerReplay)}
         answer = {
             "schedules": [run(wanted(target.setups, 0, index, SECONDS)) for index in range(int(count))],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from types import CodeType
@@ -23,6 +23,7 @@ from specsim.world.scheduler import (
     LogprobRow,
     Matched,
     Part,
+    Pause,
     Pools,
     RequestState,
     Seen,
@@ -80,7 +81,7 @@ class ToyScheduler:
     """See `specsim.world.scheduler.StartedScheduler`."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.facts = setup, FACTS
+        self.setup, self.facts = setup, replace(FACTS, in_order=True)
         self.seen = Seen(ran=RAN)
         self._requests: dict[str, _Request] = {}
         self._paused = self._records = False
@@ -127,8 +128,12 @@ class ToyScheduler:
     def flush(self) -> Any:
         return lambda: None
 
-    def pause(self, retracts: bool) -> Any:
+    def pause(self, pause: Pause) -> Any:
         return partial(setattr, self, "_paused", True)
+
+    @property
+    def has_paused(self) -> bool:
+        return True
 
     def resume(self) -> Any:
         return partial(setattr, self, "_paused", False)
@@ -283,6 +288,7 @@ class ToyTarget:
 
     defect: str = ""
     has_rust_tree: bool = False
+    starts_anew: bool = False
     setups: Sequence[Setup] = SETUPS
     where: str = "toy.py:1"
     source_hash: str = "0" * 16

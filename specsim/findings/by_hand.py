@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import unittest
 from collections.abc import Collection, Sequence
-from dataclasses import MISSING, replace
+from dataclasses import MISSING, asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +22,8 @@ from specsim.tiers.registry import TIERS
 from specsim.tiers.replaying import replay, request_of
 from specsim.verdict import Severity
 from specsim.world.case import Case
-from specsim.world.scheduler import Setup, Turn
-from specsim.world.workload import Pause, Workload, prompt_of
+from specsim.world.scheduler import ABORT, DRAIN, KEEP, Pause, Setup, Turn
+from specsim.world.workload import Workload, prompt_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,11 +106,17 @@ class Schedule:
         """Abort all that was sent until then."""
         self._aborts_of_all.append(_iteration(at))
 
-    def pause(self, at: int, iterations: int = 1, *, retracts: bool = False) -> None:
-        """Pause the scheduler for so many iterations. With `retracts` what runs gives back its KV, and waits again."""
+    def pause(
+        self, at: int, iterations: int = 1, *, retracts: bool = False, mode: str = KEEP, refuses: bool = False
+    ) -> None:
+        """Pause the scheduler for so many iterations. With `retracts` what runs gives back its KV, and waits again;
+        `mode` is "keep", "drain" or "abort", see `specsim.world.scheduler.Facts`, and `refuses` refuses new requests.
+        """
         if iterations < 1:
             raise UsageError(f"a pause of {iterations} iterations", "a pause takes at least 1")
-        self._pauses.append(Pause(_iteration(at), iterations, retracts))
+        if mode not in (KEEP, DRAIN, ABORT):
+            raise UsageError(f"a pause of mode {mode!r}", f"modes are {KEEP!r}, {DRAIN!r} and {ABORT!r}")
+        self._pauses.append(Pause(_iteration(at), iterations, retracts, mode, refuses))
 
     def retract(self, at: int) -> None:
         """Retract all that runs, by a pause of one iteration."""
@@ -266,8 +272,8 @@ def source_of(stored: SchedulerReplay) -> str:
             lines.append(_call("incident.abort", repr(turn.rid), at=at))
     lines += [_call("incident.abort_all", at=at) for at in workload.abort_all]
     for pause in workload.pauses:
-        retracts = {"retracts": True} if pause.retracts else {}
-        lines.append(_call("incident.pause", at=pause.at, iterations=pause.iterations, **retracts))
+        said = {name: value for name, value in asdict(pause).items() if value is not False and value != KEEP}
+        lines.append(_call("incident.pause", **said))
     lines += [_call("incident.flush", at=at) for at in workload.flushes]
     lines += [_call("incident.leap", at=at) for at in workload.leaps]
     for label, values in stored.choices.items():

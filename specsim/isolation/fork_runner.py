@@ -6,12 +6,15 @@ device, which its forks start for themselves.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from specsim.isolation import pipes
 from specsim.isolation.processes import Patience, fork
 
 POLL_SECONDS = 0.002
@@ -49,6 +52,56 @@ def run_apart(function: Callable[[], object], seconds_max: float) -> Ended | Non
             os.waitpid(pid, 0)
             return Ended(True, f"does not end within {seconds_max:g} s")
         time.sleep(POLL_SECONDS)
+
+
+class Called:
+    """A function that is called in a fork of this process, each time in the same one. Close it."""
+
+    def __init__(self, function: Callable[[bytes], object]) -> None:
+        questions, self._questions = os.pipe()
+        self._answers, answers = os.pipe()
+        self._pid = fork()
+        if self._pid == 0:
+            os.close(self._questions)
+            os.close(self._answers)
+            _call_until_closed(function, questions, answers)
+        os.close(questions)
+        os.close(answers)
+
+    def call(self, argument: bytes, seconds_max: float) -> Ended | None:
+        """None when the call comes to its end, be it by an exception. After another end there is no fork any more."""
+        patience = Patience(self._pid, seconds_max)
+        with contextlib.suppress(BrokenPipeError):
+            pipes.send(self._questions, argument)
+        while not select.select([self._answers], [], [], patience.left)[0]:
+            if patience.is_over:
+                os.kill(self._pid, signal.SIGKILL)
+                self._wait()
+                return Ended(True, f"does not end within {seconds_max:g} s")
+        return None if os.read(self._answers, 1) else _ended(self._wait())
+
+    def close(self) -> None:
+        os.close(self._questions)
+        os.close(self._answers)
+        self._wait()
+
+    def _wait(self) -> int:
+        """Its exit status, once; it ends where its pipes are closed, or ended by itself."""
+        pid, self._pid = self._pid, 0
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 0
+
+
+def _call_until_closed(function: Callable[[bytes], object], questions: int, answers: int) -> None:
+    """In the fork. Does not return."""
+    while argument := pipes.received(questions):
+        try:
+            function(argument)
+        except SystemExit as asked:
+            os._exit(asked.code if isinstance(asked.code, int) else int(asked.code is not None))
+        except BaseException:  # what is looked for is what takes a process with it
+            pass
+        os.write(answers, b".")
+    os._exit(0)
 
 
 def _ended(code: int) -> Ended | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 
 from specsim.verdict import Rule, Severity
 from specsim.world.rule import Check, Lie, Run, Violation
-from specsim.world.scheduler import Answer, Facts, Load, Setup
+from specsim.world.scheduler import KEEP, Answer, Facts, Launch, Load, Seen, Setup
 from specsim.world.users import Moment
+
+LATENCY = 2
+"""Iterations in which what users send may still be on its way, or in a batch that was made before it."""
 
 
 class Admission(Check):
@@ -46,6 +50,72 @@ class Admission(Check):
     def _fits(self, load: Load) -> bool:
         need = max((length for _rid, length in load.waiting), default=0) + load.running + self._margin
         return bool(load.waiting) and load.free_rows > 0 and need <= load.free
+
+
+def _goes_on(seen: Seen) -> Seen:
+    more = (Launch(at, "decode", ("another",)) for at in range(max((at for at, *_ in seen.launches), default=0)))
+    return replace(seen, launches=sorted([*seen.launches, *more]))
+
+
+class Paused(Check):
+    """From the second iteration of a pause to its end nothing is launched of what a pause keeps where it is, and where
+    it lets go on what runs, of nobody who had not run.
+    """
+
+    rule = Rule("S11", "paused", "a paused scheduler runs nobody whom it should not", Severity.WRONG_RESULT)
+    defects = (Lie("goes on", "seen", _goes_on),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        launches = run.started.seen.launches
+        for pause, start, end in run.users.paused:
+            until = end if end >= 0 else run.users.iterations
+            had_run: set[str] = set()
+            for launch in launches:
+                if launch.iteration <= start + LATENCY:
+                    had_run.update(launch.rids)
+                elif launch.iteration < until and (new := [rid for rid in launch.rids if rid not in had_run]):
+                    yield self.broken("start", new[0], "to wait until the pause is over", f"it starts in {launch.line}")
+                    return
+                elif launch.iteration < until and pause.mode == KEEP:
+                    yield self.broken("kept", launch.rids[0], "to stay where it is", f"it runs in {launch.line}")
+                    return
+
+
+def _backwards(seen: Seen) -> Seen:
+    rids = [launch.rids for launch in seen.launches]
+    launches = [launch._replace(rids=last) for launch, last in zip(seen.launches, reversed(rids), strict=True)]
+    return replace(seen, launches=launches)
+
+
+class Order(Check):
+    """Of two requests that wait, the one that is more urgent starts first; of two that are as urgent, the one that came
+    first. They start together, too.
+    """
+
+    rule = Rule("S12", "order", "requests start in the order of their priorities and arrivals", Severity.WRONG_RESULT)
+    defects = (Lie("starts the last one first", "seen", _backwards),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        if not self.facts.in_order:
+            return
+        started: dict[str, int] = {}
+        for launch in run.started.seen.launches:
+            for rid in launch.rids:
+                started.setdefault(rid, launch.iteration)
+        turns = {turn.rid: turn for turn in run.users.workload.turns}
+        rank = self.facts.priorities.index
+        sent = {rid: (rank(turns[rid].priority), at) for rid, at in run.users.sent_at.items()}
+        stays = sent.keys() - run.users.aborted.keys() - run.users.refusable
+        for rid, at in sorted(started.items(), key=itemgetter(1)):
+            priority, arrival = sent.get(rid, (len(self.facts.priorities), 0))
+            for other in filter(stays.__contains__, sent):
+                other_priority, other_arrival = sent[other]
+                has_waited = other_arrival + LATENCY < at and started.get(other, run.users.iterations + 1) > at
+                came_first = other_priority == priority and other_arrival + LATENCY < arrival
+                if has_waited and (came_first or other_priority > priority):
+                    part = "arrival" if came_first else "priority"
+                    yield self.broken(part, other, "to start no later", f"{rid} starts in iteration {at}, before it")
+                    return
 
 
 def _less_and_less(answer: Answer) -> Answer:

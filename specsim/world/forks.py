@@ -4,7 +4,9 @@
       starter      a fork for each setup in use: has started the scheduler
         schedule   a fork of the starter: runs one schedule, leaves its record in memory that both share, and ends
 
-So no schedule sees what another left behind, and one that ends its process ends nothing else.
+So no schedule sees what another left behind, and one that ends its process ends nothing else. Some schedulers start in
+less than a fork takes: of a target that `starts_anew` there is one starter, and its fork runs many schedules, each on a
+scheduler of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import gc
 import mmap
 import os
 import signal
-import struct
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ import msgspec
 
 from specsim.choices.chooser import continued, replayed, seeded
 from specsim.errors import UsageError, described
-from specsim.isolation.fork_runner import run_apart
+from specsim.isolation import fork_runner as apart
+from specsim.isolation.fork_runner import Called, run_apart
+from specsim.isolation.pipes import SIZE, received, send
 from specsim.isolation.processes import end_fork, fork
 from specsim.world.case import Case, shortened
 from specsim.world.schedule import Record, run_schedule
@@ -35,9 +38,10 @@ if TYPE_CHECKING:
     from specsim.world.scheduler import SchedulerTarget, Setup, StartedScheduler
 
 RECORD_BYTES_MAX, TRAIL_BYTES_MAX = 8 << 20, 1 << 20
+RUNS_OF_A_FORK = 100
+"""It collects no garbage."""
 START_CPU_SECONDS_MAX = 20.0
 """Of the start of a scheduler, which takes less than one."""
-_SIZE = struct.Struct(">I")
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -108,11 +112,11 @@ class Starters:
     def __init__(self, target: SchedulerTarget, checks: Sequence[type[Check]]) -> None:
         self._target, self._checks = target, checks
         freeze()
-        self._starters: dict[Setup, _Starter] = {}
+        self._starters: dict[Setup | None, _Starter] = {}
 
     def run(self, schedule: Wanted) -> Outcome:
         """Run a schedule. The first choice of one that is drawn is the setup's number."""
-        setup = schedule.setup(self._target.setups)
+        setup = None if self._target.starts_anew else schedule.setup(self._target.setups)
         starter = self._starters.get(setup)
         if starter is None:
             starter = self._starters[setup] = _Starter(self._target, setup, self._checks)
@@ -124,7 +128,9 @@ class Starters:
 
 
 class _Starter:
-    def __init__(self, target: SchedulerTarget, setup: Setup, checks: Sequence[type[Check]]) -> None:
+    """Of a setup; of all, each schedule on a scheduler of its own, where that is None."""
+
+    def __init__(self, target: SchedulerTarget, setup: Setup | None, checks: Sequence[type[Check]]) -> None:
         questions, self._questions = os.pipe()
         self._answers, answers = os.pipe()
         self._pid = fork(own_group=True)
@@ -138,8 +144,8 @@ class _Starter:
 
     def run(self, schedule: Wanted) -> Outcome:
         try:
-            _send(self._questions, msgspec.json.encode(schedule))
-            content = _received(self._answers)
+            send(self._questions, msgspec.json.encode(schedule))
+            content = received(self._answers)
         except BrokenPipeError:
             content = b""
         return _outcome.decode(content) if content else NotStarted("the process that starts it ended")
@@ -150,25 +156,28 @@ class _Starter:
         end_fork(self._pid)
 
 
-def _serve(target: SchedulerTarget, setup: Setup, checks: Sequence[type[Check]], questions: int, answers: int) -> None:
+def _serve(
+    target: SchedulerTarget, setup: Setup | None, checks: Sequence[type[Check]], questions: int, answers: int
+) -> None:
     """In a starter: start the scheduler, then run what is wanted until the pipe closes. Does not return."""
-    started: StartedScheduler | None = None
-    why = ""
+    started = _start(target, setup) if setup is not None else None
+    settle()
+    runs = _Runs(target, checks, started)
+    while content := received(questions):
+        outcome = started if isinstance(started, NotStarted) else runs.run(content)
+        send(answers, msgspec.json.encode(outcome))
+    runs.close()
+    os._exit(0)
+
+
+def _start(target: SchedulerTarget, setup: Setup) -> StartedScheduler | NotStarted:
     try:
         with _limited(START_CPU_SECONDS_MAX):
-            started = target.start(setup)
+            return target.start(setup)
     except UsageError as error:
-        why = error.problem
+        return NotStarted(error.problem)
     except Exception as error:
-        why = ", ".join(filter(None, (described(error), *getattr(error, "__notes__", ()))))
-    settle()
-    shared, trail = mmap.mmap(-1, RECORD_BYTES_MAX), Trail()
-    while content := _received(questions):
-        outcome: Outcome = NotStarted(why)
-        if started is not None:
-            outcome = _run_in_fork(started, setup, target.setups, checks, _wanted.decode(content), shared, trail)
-        _send(answers, msgspec.json.encode(outcome))
-    os._exit(0)
+        return NotStarted(", ".join(filter(None, (described(error), *getattr(error, "__notes__", ())))))
 
 
 @contextmanager
@@ -199,50 +208,84 @@ def settle() -> None:
     gc.disable()
 
 
-def _run_in_fork(
-    started: StartedScheduler,
-    setup: Setup,
-    setups: Sequence[Setup],
-    checks: Sequence[type[Check]],
-    schedule: Wanted,
-    shared: mmap.mmap,
-    trail: Trail,
-) -> Outcome:
-    shared[: _SIZE.size] = _SIZE.pack(0)
-    trail.begin()
+class _Runs:
+    """Runs schedules in forks, on a scheduler that was started, or each on one that is started for it (None)."""
 
-    def run() -> None:
+    def __init__(
+        self, target: SchedulerTarget, checks: Sequence[type[Check]], started: StartedScheduler | NotStarted | None
+    ) -> None:
+        self._target, self._checks, self._started = target, checks, started
+        self._shared, self._trail = mmap.mmap(-1, RECORD_BYTES_MAX), Trail()
+        self._fork: Called | None = None
+        self._left = 0
+
+    def close(self) -> None:
+        if self._fork is not None:
+            self._fork.close()
+            self._fork = None
+
+    def run(self, content: bytes) -> Outcome:
+        schedule = _wanted.decode(content)
+        self._shared[: SIZE.size] = SIZE.pack(0)
+        self._trail.begin()
+        if self._started is not None or schedule.records or schedule.traces:
+            ended = run_apart(lambda: self._run(content), schedule.seconds)
+        else:
+            ended = self._call(content, schedule.seconds)
+        if ended is not None:
+            return Ended(ended.hung, ended.text, self._trail.case(schedule.setup(self._target.setups)))
+        (size,) = SIZE.unpack(self._shared[: SIZE.size])
+        if not size:
+            return Ended(False, "leaves no record", self._trail.case(schedule.setup(self._target.setups)))
+        return _outcome.decode(self._shared[SIZE.size : SIZE.size + size])
+
+    def _call(self, content: bytes, seconds: float) -> apart.Ended | None:
+        """In a fork that has run others before."""
+        if not self._left:
+            self.close()
+        if self._fork is None:
+            self._fork, self._left = Called(self._run), RUNS_OF_A_FORK
+        self._left -= 1
+        ended = self._fork.call(content, seconds)
+        if ended is not None:
+            self.close()
+        return ended
+
+    def _run(self, content: bytes) -> None:
+        """In a fork."""
+        self._trail.begin()
+        schedule = _wanted.decode(content)
+        setup = schedule.setup(self._target.setups)
+        started = self._started or _start(self._target, setup)
+        outcome: Outcome
+        if isinstance(started, NotStarted):
+            outcome = started
+        else:
+            try:
+                outcome = Ran(self._record(started, setup, schedule))
+            except Exception as error:  # what the scheduler raises is a violation: this is of the adapter
+                outcome = NotStarted(f"its adapter fails: {described(error)}, {_place(error)}")
+        record = msgspec.json.encode(outcome)
+        if len(record) > RECORD_BYTES_MAX - SIZE.size:
+            raise ValueError(f"a record of {len(record)} bytes; {RECORD_BYTES_MAX} are allowed")
+        self._shared[SIZE.size : SIZE.size + len(record)] = record
+        self._shared[: SIZE.size] = SIZE.pack(len(record))
+
+    def _record(self, started: StartedScheduler, setup: Setup, schedule: Wanted) -> Record:
         chooser, case = schedule.chooser(), schedule.case
         if case is None:
-            chooser.choose(len(setups), "setup")
-        outcome: Outcome
-        try:
-            record = run_schedule(
-                started,
-                setup,
-                checks,
-                chooser,
-                workload=case.users() if case is not None else None,
-                records=schedule.records,
-                traces=schedule.traces,
-                note=trail.note,
-            )
-            outcome = Ran(record if case is None else msgspec.structs.replace(record, tape=schedule.tape))
-        except Exception as error:  # what the scheduler raises is a violation: this is of the adapter
-            outcome = NotStarted(f"its adapter fails: {described(error)}, {_place(error)}")
-        content = msgspec.json.encode(outcome)
-        if len(content) > RECORD_BYTES_MAX - _SIZE.size:
-            raise ValueError(f"a record of {len(content)} bytes; {RECORD_BYTES_MAX} are allowed")
-        shared[_SIZE.size : _SIZE.size + len(content)] = content
-        shared[: _SIZE.size] = _SIZE.pack(len(content))
-
-    ended = run_apart(run, schedule.seconds)
-    if ended is not None:
-        return Ended(ended.hung, ended.text, trail.case(setup))
-    (size,) = _SIZE.unpack(shared[: _SIZE.size])
-    if not size:
-        return Ended(False, "leaves no record", trail.case(setup))
-    return _outcome.decode(shared[_SIZE.size : _SIZE.size + size])
+            chooser.choose(len(self._target.setups), "setup")
+        record = run_schedule(
+            started,
+            setup,
+            self._checks,
+            chooser,
+            workload=case.users() if case is not None else None,
+            records=schedule.records,
+            traces=schedule.traces,
+            note=self._trail.note,
+        )
+        return record if case is None else msgspec.structs.replace(record, tape=schedule.tape)
 
 
 class Trail:
@@ -257,23 +300,23 @@ class Trail:
     def begin(self) -> None:
         """Forget the schedule before."""
         self._end = 0
-        self._memory[: _SIZE.size] = _SIZE.pack(0)
+        self._memory[: SIZE.size] = SIZE.pack(0)
 
     def note(self, value: Any) -> None:
         """The next thing; no more once the memory is full, which a schedule that chooses for ever gets to."""
         line = msgspec.json.encode(value)
-        start, end = self._end + _SIZE.size, self._end + _SIZE.size + len(line)
-        if end + _SIZE.size > TRAIL_BYTES_MAX:
+        start, end = self._end + SIZE.size, self._end + SIZE.size + len(line)
+        if end + SIZE.size > TRAIL_BYTES_MAX:
             return
-        self._memory[start : end + _SIZE.size] = line + _SIZE.pack(0)
-        self._memory[self._end : start] = _SIZE.pack(len(line))
+        self._memory[start : end + SIZE.size] = line + SIZE.pack(0)
+        self._memory[self._end : start] = SIZE.pack(len(line))
         self._end = end
 
     def case(self, setup: Setup) -> Case | None:
         """What was noted; None for nothing."""
         lines, place = [], 0
-        while size := _SIZE.unpack(self._memory[place : place + _SIZE.size])[0]:
-            place += _SIZE.size
+        while size := SIZE.unpack(self._memory[place : place + SIZE.size])[0]:
+            place += SIZE.size
             lines.append(msgspec.json.decode(self._memory[place : place + size]))
             place += size
         if not lines:
@@ -288,25 +331,3 @@ class Trail:
 def _place(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(last.filename)}:{last.lineno}"
-
-
-def _send(pipe: int, content: bytes) -> None:
-    data = memoryview(_SIZE.pack(len(content)) + content)
-    while data:
-        data = data[os.write(pipe, data) :]
-
-
-def _received(pipe: int) -> bytes:
-    """The next message, b"" when the other end is closed."""
-    head = _read(pipe, _SIZE.size)
-    return _read(pipe, _SIZE.unpack(head)[0]) if head else b""
-
-
-def _read(pipe: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.read(pipe, size - len(data))
-        if not part:
-            return b""
-        data += part
-    return data

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.world.fakes import NotRunError
 from specsim.world.hash_model import decoded
-from specsim.world.scheduler import Answer, Facts, Load, LogprobRow, Pools, RequestState, Seen, Setup, Turn
+from specsim.world.scheduler import Answer, Facts, Load, LogprobRow, Pause, Pools, RequestState, Seen, Setup, Turn
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
     from specsim.contracts.enumeration import Distribution
     from specsim.lifting.changes import Function
-    from specsim.world.scheduler import StartedScheduler
+    from specsim.world.scheduler import Pause, StartedScheduler
 
 
 def _not_written(method: str) -> NotRunError:
@@ -87,8 +87,12 @@ class OwnScheduler(ABC):
     def flush(self) -> Any:
         raise _not_written("flush")
 
-    def pause(self, retracts: bool) -> Any:
+    def pause(self, pause: Pause) -> Any:
         raise _not_written("pause")
+
+    @property
+    def has_paused(self) -> bool:
+        return True
 
     def resume(self) -> Any:
         raise _not_written("resume")
@@ -125,6 +129,7 @@ class OwnEngine(ABC):
     setups: Sequence[Setup] = (Setup(),)
     imported: Sequence[str] = ()
     has_rust_tree = False
+    starts_anew = False
 
     @abstractmethod
     def start(self, setup: Setup) -> StartedScheduler: ...

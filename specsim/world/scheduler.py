@@ -22,6 +22,9 @@ PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLINGS = ("cold", "top-p", "top-k and top-p")
 """How a request is sampled: each leaves one token of what the model says, so that its answer is the greedy one."""
 
+KEEP, DRAIN, ABORT = "keep", "drain", "abort"
+"""Pauses: all requests stay where they are; those that run go on to their ends; all are aborted."""
+
 IN_RUST, IN_PYTHON = "radix tree in Rust", "radix tree in Python"
 
 LogprobRow = tuple[tuple[float, int], ...]
@@ -115,6 +118,11 @@ class Facts:
     `late`       verifications of a request after its abort, at most
     `patience`   iterations in which a request that fits must be admitted, once another one has ended
     `keeps_last` whether a turn of a session may claim its last token, whose KV is written after its end if at all
+    `fits`       whether the pool takes a request of `context`, or of a setup's, alone
+    `in_order`   whether requests start in the order of their priorities, then of their arrival
+    `pauses`     how users may pause it: of KEEP, DRAIN, ABORT
+    `hears`      whether requests reach it while it is paused, and wait there, and `refuses` whether it may be told to
+                 refuse them then
     """
 
     features: frozenset[str]
@@ -127,6 +135,11 @@ class Facts:
     late: int
     patience: int
     keeps_last: bool
+    fits: bool = False
+    in_order: bool = False
+    pauses: tuple[str, ...] = (KEEP,)
+    hears: bool = False
+    refuses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,23 @@ class Turn:
     sampling: str = ""
     bias: int = 0
     stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The scheduler is paused at an iteration, for so many once the pause is complete; `retracts` says that running
+    requests give back what they hold, `mode` is one of `Facts.pauses`, and with `refuses` new requests are refused.
+    """
+
+    at: int
+    iterations: int
+    retracts: bool
+    mode: str = KEEP
+    refuses: bool = False
+
+    @property
+    def aborts(self) -> bool:
+        return self.mode == ABORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,8 +477,11 @@ class StartedScheduler(Protocol):
 
     def flush(self) -> Any: ...
 
-    def pause(self, retracts: bool) -> Any:
-        """A message that stops all requests where they are, or gives back what they hold."""
+    def pause(self, pause: Pause) -> Any: ...
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether the last pause is complete: whoever asked for it has its answer."""
         ...
 
     def resume(self) -> Any: ...
@@ -505,7 +538,8 @@ class SchedulerTarget(Protocol):
     """A target whose scheduler can be started: `where` is FILE:LINE of its loop, and `source_hash` that of its files.
     `lacks` names what is not run with a worker ("fake" or "release"), and why; `imported` are the files, below the
     package, of which it is noted what runs, as far as they were imported before a start. With `has_rust_tree` it has
-    radix trees in Python and in Rust, and both can be loaded. `setups` is the table of ways to start it, each of which
+    radix trees in Python and in Rust, and both can be loaded. With `starts_anew` a start costs less than a fork, and
+    what it started leaves nothing behind. `setups` is the table of ways to start it, each of which
     costs about a second. The first row is the simplest; a schedule's first choice says on which row it runs, so that
     new rows go to the end.
     """
@@ -524,6 +558,9 @@ class SchedulerTarget(Protocol):
 
     @property
     def has_rust_tree(self) -> bool: ...
+
+    @property
+    def starts_anew(self) -> bool: ...
 
     def statements(self, file: str) -> Sequence[tuple[int, int]]:
         """The first and last line of each statement of a function of a file, sorted."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from specsim.world.scheduler import Load, Setup, StartedScheduler, Turn
+    from specsim.world.scheduler import Load, Pause, Setup, StartedScheduler, Turn
     from specsim.world.workload import Workload
 
 ITERATIONS_MAX = 1500
@@ -23,6 +23,14 @@ class Moment(NamedTuple):
     load: Load
     left: int
     is_paused: bool
+
+
+class Paused(NamedTuple):
+    """A pause, and the iterations in which it was asked for and ended, -1 for not yet."""
+
+    pause: Pause
+    start: int
+    end: int = -1
 
 
 class NeverEndsError(Exception):
@@ -53,13 +61,17 @@ class Users:
         self._told: dict[str, list[int]] = {}
         """By request how many tokens its user has at the start of each iteration."""
         self.refusable: set[str] = set()
-        """Turns whose session may have timed out before them."""
+        """Turns whose session may have timed out before them, or that come while the scheduler refuses them."""
         self._timed_out: set[str] = set()
         self._left = 0
         """Requests that have ended and had run, so that the batch has lost them."""
         self._idle = 0
         self._has_waited = False
-        self._paused_until = 0
+        self.paused: list[Paused] = []
+        """The last one may go on."""
+        self._to_pause = list(workload.pauses)
+        self._resumes_at = -1
+        """The iteration in which the scheduler is to go on again, -1 where it is not paused."""
         self.setup = setup
         self._watch = watch
 
@@ -67,12 +79,13 @@ class Users:
         """The messages that arrive at an iteration, None when all is over."""
         self.iterations = iteration
         ended = self._ended(iteration)
-        self._watch(Moment(iteration, self.started.load(), self._left, self._paused_until > iteration))
+        self._watch(Moment(iteration, self.started.load(), self._left, self._resumes_at > iteration))
         if iteration in self.workload.leaps:
             self._leap()
         messages = self._pauses(iteration)
-        paused = self._paused_until > iteration
-        for turn in [turn for turn in self._to_send if not paused and self._is_due(turn, iteration, ended)]:
+        paused = self._resumes_at >= 0
+        holds_back = paused and not self.started.facts.hears
+        for turn in [turn for turn in self._to_send if not holds_back and self._is_due(turn, iteration, ended)]:
             self._to_send.remove(turn)
             messages += self._sent(turn, iteration)
         for turn in self.workload.turns:
@@ -80,8 +93,7 @@ class Users:
                 self.aborted.setdefault(turn.rid, iteration)
                 messages.append(self.started.abort(turn.rid))
         if iteration in self.workload.abort_all:
-            for rid in self.sent_at:
-                self.aborted.setdefault(rid, iteration)
+            self._abort_all(iteration)
             messages.append(self.started.abort_all())
         messages += [self.started.flush() for at in self.workload.flushes if at == iteration]
         messages += self._closed(iteration, ended)
@@ -96,7 +108,8 @@ class Users:
             self._idle = 0
         if iteration > ITERATIONS_MAX:
             waits = next((rid for rid in self.sent_at if rid not in ended), "a turn that was never sent")
-            raise NeverEndsError("session" if "." in waits and not waits[0].isdigit() else "request", waits, iteration)
+            part = "session" if "." in waits and not waits[0].isdigit() else "request"
+            raise NeverEndsError("pause" if self._resumes_at >= 0 else part, waits, iteration)
         return messages
 
     def _leap(self) -> None:
@@ -105,14 +118,26 @@ class Users:
 
     def _pauses(self, iteration: int) -> list[Any]:
         """Messages that pause the scheduler, and that let it go on."""
-        messages = []
-        for pause in self.workload.pauses:
-            if pause.at == iteration:
-                self._paused_until = iteration + pause.iterations
-                messages.append(self.started.pause(pause.retracts))
-            elif pause.at + pause.iterations == iteration:
-                messages.append(self.started.resume())
-        return messages
+        if self._resumes_at < 0:
+            if not (self._to_pause and self._to_pause[0].at <= iteration):
+                return []
+            pause = self._to_pause.pop(0)
+            self._resumes_at = iteration + pause.iterations
+            self.paused.append(Paused(pause, iteration))
+            if pause.aborts:
+                self._abort_all(iteration)
+            return [self.started.pause(pause)]
+        if not self.started.has_paused:
+            self._resumes_at += 1
+        if iteration < self._resumes_at:
+            return []
+        self._resumes_at = -1
+        self.paused[-1] = self.paused[-1]._replace(end=iteration)
+        return [self.started.resume()]
+
+    def _abort_all(self, iteration: int) -> None:
+        for rid in self.sent_at:
+            self.aborted.setdefault(rid, iteration)
 
     def _ended(self, iteration: int) -> dict[str, int]:
         for answer in self.started.answers():
@@ -147,6 +172,8 @@ class Users:
             self._open.append(turn.session)
             messages.append(self.started.open_session(turn.session, turn.timeout))
         elif turn.session in self._timed_out:
+            self.refusable.add(turn.rid)
+        if self._resumes_at >= 0 and self.paused[-1].pause.refuses:
             self.refusable.add(turn.rid)
         self.sent_at[turn.rid] = iteration
         messages.append(self.started.generate(turn))

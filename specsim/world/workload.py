@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
-from specsim.world.scheduler import PENALTIES, SAMPLINGS, Turn
+from specsim.world.scheduler import ABORT, DRAIN, KEEP, PENALTIES, SAMPLINGS, Pause, Turn
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
@@ -26,8 +26,8 @@ TURNS_MAX = 4
 ARRIVALS = (1, 40, 70, 110)
 """Iterations within which requests arrive."""
 TOKENS = range(20, 90)
-LATER_FIELDS = frozenset(["sampling", "bias", "stream"])
-"""Of a turn: what is left out where it has its default, so that digests are those of before these fields came."""
+LATER_FIELDS = {"turns": ("sampling", "bias", "stream"), "pauses": ("mode", "refuses")}
+"""What is left out where it has its default, so that digests are those of before these fields came."""
 
 Decode = Callable[[Sequence[int], int, int], list[int]]
 """The tokens that sequential decoding gives after a prompt, so many of them, each of a rank: 0 for the most likely."""
@@ -49,27 +49,18 @@ FEATURES = {
     "penalties": 6,
 }
 """A schedule in so many has it."""
+CROSSED = "crossed prefixes"
+"""Beside shared ones: a prompt goes on as another one does from there, whose beginning it does not have."""
 RANKS = 3
 """Of how likely a token of a grammar may be: drafts have them, too."""
 BIASES = (0, 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """The scheduler is paused at an iteration, for so many; `retracts` says that running requests give back what they
-    hold.
-    """
-
-    at: int
-    iterations: int
-    retracts: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
     """`flushes` and `abort_all` are iterations, and `leaps` those at which the clock leaps. A session lasts from its
     first turn to the end of its last, if it is not closed or timed out before. While the scheduler is paused requests
-    wait before it, as in the release's own server.
+    wait before it, where the release's own server has them wait there.
     """
 
     turns: tuple[Turn, ...]
@@ -81,15 +72,39 @@ class Workload:
     def plain(self) -> dict[str, Any]:
         """As JSON takes it."""
         data = asdict(self)
-        data["turns"] = [
-            {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in turn.items()
-                if value or name not in LATER_FIELDS
-            }
-            for turn in data["turns"]
-        ]
+        for kind, later in LATER_FIELDS.items():
+            data[kind] = [
+                {
+                    name: list(value) if isinstance(value, tuple) else value
+                    for name, value in one.items()
+                    if name not in later or value not in (False, "", 0, KEEP)
+                }
+                for one in data[kind]
+            ]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+
+
+def told(workload: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What users do, as rows for a reader: a request or what is done to all, and its words."""
+    rows = [(turn["rid"], turn_text(turn)) for turn in workload.get("turns", ())]
+    rows += [("all requests", f"aborted at iteration {at}") for at in workload.get("abort_all", ())]
+    rows += [("prefix cache", f"flushed at iteration {at}") for at in workload.get("flushes", ())]
+    rows += [("scheduler", _pause_text(pause)) for pause in workload.get("pauses", ())]
+    rows += [("clock", f"leaps at iteration {at}") for at in workload.get("leaps", ())]
+    return rows
+
+
+_PAUSES = {KEEP: "all stay where they are", DRAIN: "those that run go on", ABORT: "all are aborted"}
+
+
+def _pause_text(pause: Mapping[str, Any]) -> str:
+    count, mode = pause["iterations"], pause.get("mode", KEEP)
+    parts = [f"paused at iteration {pause['at']} for {count} iteration{'' if count == 1 else 's'}", _PAUSES[mode]]
+    if pause["retracts"]:
+        parts.append("what they hold is given back")
+    if pause.get("refuses"):
+        parts.append("new ones are refused")
+    return ", ".join(parts)
 
 
 def turn_text(turn: Mapping[str, Any]) -> str:
@@ -134,18 +149,21 @@ def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) 
         turns += _session(chooser, setup, facts, features, f"s{number}", spread)
     flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
-    pauses = tuple(_pauses(chooser, spread)) if "pauses" in features else ()
+    pauses = tuple(_pauses(chooser, facts, spread)) if "pauses" in features else ()
     leaps = tuple(_leaps(chooser, spread)) if "time-outs" in features and sessions else ()
     return Workload(tuple(turns), flushes, abort_all, pauses, leaps)
 
 
-def _pauses(chooser: Chooser, spread: int) -> Iterator[Pause]:
+def _pauses(chooser: Chooser, facts: Facts, spread: int) -> Iterator[Pause]:
     """One or two, the second one after the first."""
     end = 0
     for _ in each(chooser, 1, 2, "pauses"):
         start = end + between(chooser, 1, spread, "pause at")
         end = start + between(chooser, 1, 4, "pauses for")
-        yield Pause(start, end - start, retracts=chooser.choose(2, "keeps") == 0)
+        retracts = chooser.choose(2, "keeps") == 0
+        mode = pick(chooser, facts.pauses, "pause") if len(facts.pauses) > 1 else KEEP
+        refuses = facts.refuses and mode != KEEP and chooser.choose(2, "refuses") == 1
+        yield Pause(start, end - start, retracts, mode, refuses)
 
 
 def _leaps(chooser: Chooser, spread: int) -> Iterator[int]:
@@ -166,11 +184,14 @@ def _request(
     number: int,
     spread: int,
 ) -> Turn:
-    room = setup.slots - setup.slots // 8 - 2 * setup.draft_tokens - setup.page_size
+    room = setup.slots if facts.fits else setup.slots - setup.slots // 8 - 2 * setup.draft_tokens - setup.page_size
     limit = min(setup.context or facts.context, room)
     prompt = prompt_of(number, between(chooser, 1, PROMPT_MAX, "prompt"))
     if before and "shared prefixes" in features and chooser.choose(2, "shares"):
         prompt = _after_another(chooser, decode, features, before, prompt)
+        if CROSSED in facts.features and chooser.choose(3, "crosses") == 1:
+            page = setup.page_size * between(chooser, 1, 2, "crosses after pages")
+            prompt = prompt[:page] + pick(chooser, before, "crosses to").prompt[page:]
     prompt = prompt[: limit - facts.answer_room]
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
     if setup.context and chooser.choose(2, "fills the context"):

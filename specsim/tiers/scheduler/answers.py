@@ -31,7 +31,7 @@ from specsim.world.forks import Ended, NotStarted, Outcome, Ran, Starters, Wante
 from specsim.world.rule import Violation
 from specsim.world.schedule import Record, first_other_launch, plain_violation
 from specsim.world.scheduler import IN_RUST, Setup, rows_of
-from specsim.world.workload import turn_text
+from specsim.world.workload import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -456,7 +456,7 @@ def finding_of(
     if record is not None:
         requests = f"{record.requests} request{'s' if record.requests > 1 else ''}"
         details.append(f"{requests}, {record.iterations} iterations, setup {record.setup}")
-        details += [f"{turn['rid']}: {turn_text(turn)}" for turn in record.workload["turns"]]
+        details += [f"{who}: {what}" for who, what in told(record.workload)]
     finding = broken(
         rule,
         title=title,

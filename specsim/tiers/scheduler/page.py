@@ -16,7 +16,7 @@ from specsim.rules.table import BY_ID
 from specsim.tiers.states import changed
 from specsim.tiers.tier import Answer, Page
 from specsim.world.scheduler import END, MODEL, RESULT, Step
-from specsim.world.workload import turn_text
+from specsim.world.workload import told, turn_text
 
 if TYPE_CHECKING:
     from specsim.replay_file import SchedulerReplay
@@ -33,7 +33,7 @@ def page_of(stored: SchedulerReplay, answer: Answer) -> Page:
     blamed: Mapping[str, Any] = next((v for v in violations if stored.is_shown(v)), {})
     turns = answer.get("workload", {}).get("turns", ())
     tables = {
-        "Requests": [[turn["rid"], turn_text(turn)] for turn in turns],
+        "What users do": [list(row) for row in told(answer.get("workload", {}))],
         "Replay": [
             ["setup", answer.get("setup", "")],
             ["digest", answer.get("digest", "")],

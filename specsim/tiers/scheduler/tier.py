@@ -124,14 +124,14 @@ class SchedulerTier:
 
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
         from specsim.engines.triage import known_line
-        from specsim.world.workload import turn_text
+        from specsim.world.workload import told
 
         named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
         if not answer["judged"]:
             lines = [Line("not run", answer["why"])]
         else:
             lines = [Line("setup", answer["setup"])]
-            lines += [Line(turn["rid"], turn_text(turn)) for turn in answer["workload"].get("turns", ())]
+            lines += [Line(who, what) for who, what in told(answer["workload"])]
             lines += [Line(None, ""), *(Line(None, event) for event in answer["events"]), Line(None, "")]
             for violation in answer["violations"]:
                 label = label_of(self.rules, violation["rule"])

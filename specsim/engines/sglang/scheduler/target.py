@@ -52,6 +52,7 @@ from specsim.world.scheduler import (
     LogprobRow,
     Matched,
     Noted,
+    Pause,
     Pools,
     RequestState,
     Seen,
@@ -162,6 +163,8 @@ class SglangScheduler:
     @property
     def setups(self) -> tuple[Setup, ...]:
         return SETUPS
+
+    starts_anew = False
 
     @property
     def has_rust_tree(self) -> bool:
@@ -358,8 +361,12 @@ class Started:
     def flush(self) -> Any:
         return self._booted.flush()
 
-    def pause(self, retracts: bool) -> Any:
-        return self._booted.pause("retract" if retracts else "in_place")
+    def pause(self, pause: Pause) -> Any:
+        return self._booted.pause("retract" if pause.retracts else "in_place")
+
+    @property
+    def has_paused(self) -> bool:
+        return True
 
     def resume(self) -> Any:
         return self._booted.resume()

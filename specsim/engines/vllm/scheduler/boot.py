@@ -1,12 +1,13 @@
 """A release's own engine loop with its scheduler, built by its own `EngineCore.__init__` and run in this process.
 
 What is replaced is what it has outside itself: the sockets, the executor with its workers and models, the clock, and
-the backends of grammars. One process boots one engine, once; schedules run in forks of it.
+the backends of grammars. Each schedule boots an engine, in a few milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -21,7 +22,7 @@ import torch
 from specsim.engines.vllm.scheduler.configuration import blocks_of, configuration
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
 from specsim.engines.vllm.scheduler.model import Model
-from specsim.engines.vllm.scheduler.runners import V2, complete, runner_of
+from specsim.engines.vllm.scheduler.runners import V2, complete, has_ring, runner_of
 from specsim.world import packages
 from specsim.world.clock import Surroundings
 from specsim.world.fakes import Answers
@@ -32,12 +33,20 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE
 """The first: a release hashes its first block from it, or by chance."""
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """The variable that says which model runner there is, of vllm/envs.py."""
+PAUSE = 1
+"""The number of a call that pauses it; others have 0."""
 USER = 0
 """The number of the client that sends all requests."""
 LATE = "arrives in a step"
-"""The label of the choice whether an abort arrives before a step, or while the engine waits for a result in it."""
+"""The label of the choice whether a message arrives before a step, or while the engine waits for a result in it."""
+REFUSED = "error"
+"""Why a request ended that was refused."""
 
 Script = Callable[[int], Sequence[Callable[[], Any]] | None]
+
+
+class CallFailedError(Exception):
+    """A call of one of the engine's methods raised: what it said."""
 
 
 class _LeaveError(BaseException):
@@ -83,6 +92,9 @@ class Booted:
         """The engine's Request by id."""
         self.sent: list[tuple[int, Any]] = []
         """What it sent, an EngineCoreOutput, and in which iteration."""
+        self.refused: set[str] = set()
+        """Requests that it took none of."""
+        self.has_paused = True
         self.launched: Callable[[Any], None] = lambda _batch: None
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
         self._answers = Answers({})
@@ -90,10 +102,18 @@ class Booted:
         self._late: list[Any] = []
         is_v2 = (setup.model_runner or runner_of(root)) == V2
         is_told = not (is_v2 or setup.overlap)
-        self.model = Model(blocks_of(setup), setup.page_size, setup.steps, is_told=is_told, window=setup.window)
         os.environ[RUNNER] = str(int(is_v2))
         with self._answers.required():
             self.core = self._built(root, is_v2)
+        self.model = Model(
+            blocks_of(setup),
+            setup.page_size,
+            setup.steps,
+            context=self.context,
+            is_told=is_told,
+            window=setup.window,
+            ring=setup.stages if is_v2 and setup.stages > 1 and has_ring(root) else 0,
+        )
 
     @property
     def scheduler(self) -> Any:
@@ -106,6 +126,7 @@ class Booted:
         config: Any = configuration(self.setup, self._answers, scheduler, is_v2=is_v2)
         complete(root, config)
         self.depth = int(config.max_concurrent_batches)
+        self.context = config.model_config.max_model_len = self._context(config)
 
         class Core(module.EngineCoreProc):  # type: ignore[name-defined, misc]
             def _initialize_kv_caches(self, *_arguments: Any) -> Any:
@@ -125,14 +146,30 @@ class Booted:
         module.EngineCore.__init__(core, config, lambda _config: Executor(self), log_stats=False)
         return core
 
-    def _kv_cache(self) -> Any:
+    def _context(self, config: Any) -> int:
+        """The longest request that a server would be started for: all layers have KV of it, as the release counts. It
+        is started for no more than it has room for.
+        """
+        blocks, specs = self.setup.slots // self.setup.page_size, self._specs()
+        for length in range(config.model_config.max_model_len, 0, -1):
+            config.model_config.max_model_len = length
+            if sum(spec.max_memory_usage_bytes(config) // spec.page_size_bytes for spec in specs) <= blocks:
+                return length
+        raise ValueError(f"{blocks} blocks have room for no request")
+
+    def _specs(self) -> list[Any]:
+        """Of each group of layers."""
         kinds, setup = release_module("kv_cache_interface"), self.setup
         sizes = {"block_size": setup.page_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
         specs = [kinds.FullAttentionSpec(**sizes)]
         if setup.window:
             specs.append(kinds.SlidingWindowSpec(sliding_window=setup.window, **sizes))
-        groups = [kinds.KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
-        return kinds.KVCacheConfig(num_blocks=blocks_of(setup), kv_cache_tensors=[], kv_cache_groups=groups)
+        return specs
+
+    def _kv_cache(self) -> Any:
+        kinds = release_module("kv_cache_interface")
+        groups = [kinds.KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(self._specs())]
+        return kinds.KVCacheConfig(num_blocks=blocks_of(self.setup), kv_cache_tensors=[], kv_cache_groups=groups)
 
     # ---- running
 
@@ -155,11 +192,12 @@ class Booted:
         self.iteration += 1
         self.surroundings.next_iteration()
         for message in messages:
-            kind, content = message()
-            if kind == self._kinds.ABORT and self.core.has_work() and self.draws(2, LATE):
-                self._late.append((kind, content))
+            made = message()
+            # What comes behind a message comes after it.
+            if self._late or (self.core.has_work() and self.draws(2, LATE)):
+                self._late.append(made)
             else:
-                self._put(kind, content)
+                self._put(*made)
 
     def arrive(self) -> None:
         """What arrives while the engine waits for a result."""
@@ -174,7 +212,14 @@ class Booted:
 
     def _send(self, message: Any) -> None:
         _client, outputs = message
-        self.sent += [(self.iteration, output) for output in outputs.outputs]
+        for output in outputs.outputs:
+            self.sent.append((self.iteration, output))
+            if str(output.finish_reason).lower() == REFUSED:
+                self.refused.add(output.request_id)
+        if (said := outputs.utility_output) is not None:
+            if said.failure_message:
+                raise CallFailedError(said.failure_message)
+            self.has_paused |= said.call_id == PAUSE
 
     @property
     def is_idle(self) -> bool:
@@ -190,6 +235,8 @@ class Booted:
     def add(self, rid: str, prompt: Sequence[int], answer: int, *, priority: int = 0, **sampling: Any) -> Any:
         """A request to generate. `sampling` are fields of SamplingParams."""
         kind = release_module("engine").EngineCoreRequest
+        if len(prompt) + answer == self.context and self.draws(2, "asks for more"):
+            answer += self.context  # and is told no more than the context takes
         parameters = importlib.import_module(f"{PACKAGE}.sampling_params").SamplingParams
         given = {
             "request_id": rid,
@@ -200,8 +247,7 @@ class Booted:
             "priority": priority,
             "client_index": USER,
         }
-        fields = inspect.signature(kind).parameters.values()
-        values = {one.name: given.get(one.name) for one in fields if one.name in given or one.default is one.empty}
+        values = {name: given.get(name) for name, is_needed in _fields(kind) if name in given or is_needed}
         request, wave = self.core.preprocess_add_request(kind(**values))
         self.requests[rid] = request
         self.model.prefixes[rid] = Prefixes(list(prompt))
@@ -210,9 +256,20 @@ class Booted:
     def abort(self, rids: Sequence[str]) -> Any:
         return self._kinds.ABORT, list(rids)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """A call of one of the engine's methods."""
-        return self._kinds.UTILITY, (USER, 0, method, arguments)
+    def call(self, method: str, *arguments: Any, number: int = 0) -> Any:
+        """A call of one of the engine's methods. Its answer has the number."""
+        return self._kinds.UTILITY, (USER, number, method, arguments)
+
+    def pause(self, method: str, mode: str, clears: bool) -> Any:
+        self.has_paused = False
+        return self.call(method, mode, clears, number=PAUSE)
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[tuple[str, bool], ...]:
+    """What a class is made of, and whether it has to be given."""
+    fields = inspect.signature(kind).parameters.values()
+    return tuple((one.name, one.default is one.empty) for one in fields)
 
 
 class _Result:

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from specsim.world.fakes import nothing
@@ -45,6 +46,7 @@ _CONTENTS: Mapping[str, Mapping[str, Any]] = {
     "pybase64": vars(base64),  # with the same functions
     "pydantic.dataclasses": {"dataclass": _dataclass},
     "vllm.utils": {"length_from_prompt_token_ids_or_embeds": lambda tokens, _embeds: len(tokens)},
+    "vllm.utils.torch_utils": {"get_dtype_size": attrgetter("itemsize")},
     "vllm.logger": {"init_logger": _Logger},
 }
 

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from specsim.world.hash_model import EMPTY, Prefixes, extended, likely, next_token
-from specsim.world.kv import REJECTED, BadValue, Ints, Kv, NoSlot, Reports
+from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Ints, Kv, NoSlot, Reports
 
 PAD = -1
 """A draft that the scheduler does not know: the device has it."""
+NEVER = -1_000
 POOLS = "full", "window"
 """Of the layers of full attention, and of those with a sliding window. Their blocks have numbers of one kind, and no
 block is of both: so each pool has a slot for every block.
@@ -30,8 +31,8 @@ block is of both: so each pool has a slot for every block.
 
 @dataclass(slots=True)
 class Seat:
-    """A request as the worker has it: all tokens that it knows, how many of them have KV, and its blocks in the order
-    of POOLS.
+    """A request as the worker has it: all tokens that it knows, how many of them have KV, its blocks in the order of
+    POOLS, and the step in which the last token was sampled, if that is not one that it was told.
     """
 
     rid: str
@@ -39,6 +40,7 @@ class Seat:
     tokens: list[int]
     computed: int
     blocks: list[list[int]] = field(default_factory=list)
+    sampled_in: int = NEVER
     is_read: bool = True
 
     @property
@@ -47,12 +49,16 @@ class Seat:
 
 
 class Model:
-    """`is_told` says that it is told the drafts and how much is computed, and that it tells its drafts; `window` are
-    the tokens that some layers attend to, 0 where there are no such.
+    """`context` are the tokens of the longest request. `is_told` says that it is told the drafts and how much is
+    computed, and that it tells its drafts; `window` are the tokens that some layers attend to, 0 where there are no
+    such; `ring` are the steps after which a pipeline's first stage has what was sampled, 0 where it has that at once.
     """
 
-    def __init__(self, blocks: int, block_size: int, steps: int, *, is_told: bool, window: int = 0) -> None:
+    def __init__(
+        self, blocks: int, block_size: int, steps: int, *, context: int, is_told: bool, window: int = 0, ring: int = 0
+    ) -> None:
         self.block_size, self.steps, self.is_told, self.window = block_size, steps, is_told, window
+        self.context, self.ring, self._step = context, ring, 0
         self.reports = Reports()
         self.kv = Kv(self.reports, blocks * block_size, blocks * block_size if window else 0)
         self.prefixes: dict[str, Prefixes] = {}
@@ -62,7 +68,7 @@ class Model:
 
     def restart(self, right: Callable[[int], int]) -> None:
         """Forget all. `right(most)` says how many drafts of so many are right."""
-        self._right = right
+        self._right, self._step = right, 0
         self.reports.restart()
         self.kv.restart()
         self._seats.clear()
@@ -70,6 +76,7 @@ class Model:
 
     def launch(self, batch: Any) -> dict[str, list[int]]:
         """What is sampled for each request of a SchedulerOutput; nothing for a part of a prompt."""
+        self._step += 1
         self._take(batch)
         drafts = batch.scheduled_spec_decode_tokens
         counts = batch.num_scheduled_tokens.items()
@@ -104,6 +111,7 @@ class Model:
             seat.blocks = [[*blocks, *more] for blocks, more in zip(had, added, strict=True)]
             if is_resumed:
                 seat.tokens = list(cached.all_token_ids.get(rid, seat.tokens))
+                seat.sampled_in = NEVER
             if is_resumed or self.is_told:
                 seat.computed = cached.num_computed_tokens[at]
             if cached.new_token_ids:  # a pipeline's first stage samples nothing: it is told
@@ -117,12 +125,17 @@ class Model:
         if known > len(seat.tokens):
             self.reports.add_first(seat.rid, "count", BadValue(phase, seat.rid, "num_scheduled_tokens", count))
             return []
+        last = len(seat.tokens) - 1
+        is_early = self._step - seat.sampled_in < self.ring
+        if is_early or (drafts and known <= last):  # what was said last is not there, or has no place before its drafts
+            self.kv.wrong(seat, phase, "input", last, 0, seat.prefixes.of(last + 1), UNWRITTEN)
         tables = self._slots(seat, phase, start + count)
         if tables is None:
             return []
         prefix = self._read(seat, phase, tables, start)
         for position in range(start, known):
-            prefix = extended(prefix, seat.tokens[position])
+            is_there = not is_early or position < last
+            prefix = extended(prefix, seat.tokens[position] if is_there else PAD)
             self._write(seat, tables, position, prefix)
         expected = seat.prefixes.of(known)
         if prefix != expected:
@@ -158,8 +171,16 @@ class Model:
             self._write(seat, tables, known + at, prefix)
             said.append(next_token(prefix))
         seat.tokens += said
+        seat.sampled_in = self._step
         seat.computed += right
+        self._draft(seat)
         return said
+
+    def _draft(self, seat: Seat) -> None:
+        """The draft model writes KV of each draft but the last one behind that of the tokens."""
+        room = min(map(len, seat.blocks)) * self.block_size
+        if room < min(seat.computed + self.steps - 1, self.context):
+            self.reports.add_first(seat.rid, "room", NoSlot("draft", seat.rid, room))
 
     def _accepted(self, drafts: Sequence[int], prefix: int) -> int:
         """How many of the drafts are right. Of those that the scheduler does not know it is drawn."""

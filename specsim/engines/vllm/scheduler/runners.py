@@ -25,6 +25,7 @@ _PROPERTIES = (
     "num_hash_lookahead_tokens",
 )
 """Each may read those before it. Older releases have few of them."""
+_RING = "v1/worker/gpu/pp_utils.py", "PPHandler", "get_prev_sampled_outputs"
 _OWNERS = (("v1/executor/multiproc_executor.py", "MultiprocExecutor"), _CONFIG)
 """To 0.22.1 the first property is the executor's."""
 
@@ -33,6 +34,13 @@ def runner_of(root: Path) -> str:
     """The model runner that a model has by default. To 0.27.1 it depends on the model, and most have the first one."""
     has = {node.name for node in _methods(root, *_CONFIG)}
     return V2 if "use_v2_model_runner" in has and "_is_default_v2_model_runner_model" not in has else V1
+
+
+def has_ring(root: Path) -> bool:
+    """Whether the second model runner gives the stages of a pipeline what was sampled by a ring, which has a place for
+    each of so many steps: what it gives in a step is that of as many steps before.
+    """
+    return _RING[2] in {node.name for node in _methods(root, *_RING[:2])}
 
 
 def complete(root: Path, configuration: Any) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from specsim.engines.vllm.scheduler.configuration import CONTEXT
-from specsim.world.scheduler import Facts, Setup
+from specsim.world.scheduler import ABORT, DRAIN, KEEP, Facts, Setup
+from specsim.world.workload import CROSSED
 
 PAUSES = "pauses"
 FACTS = Facts(
     features=frozenset(
-        ("aborts", "shared prefixes", "continued answers", "stop tokens", "bursts", "flushes", "abort all", PAUSES)
+        (
+            "aborts",
+            "shared prefixes",
+            CROSSED,
+            "continued answers",
+            "stop tokens",
+            "bursts",
+            "flushes",
+            "abort all",
+            PAUSES,
+        )
     ),
     context=CONTEXT,
     answer_room=1,
@@ -19,6 +30,10 @@ FACTS = Facts(
     late=3,
     patience=12,
     keeps_last=False,
+    fits=True,
+    in_order=True,
+    pauses=(KEEP, DRAIN, ABORT),
+    hears=True,
 )
 
 # A new row goes to the end: tapes name rows by their numbers.
@@ -30,7 +45,7 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=96, steps=0, draft_tokens=1),
     Setup(page_size=4, slots=96, radix=False),
     Setup(page_size=4, slots=96, chunk=12),
-    Setup(page_size=4, slots=96, priorities=True),
+    Setup(page_size=4, slots=96, rows=3, priorities=True),
     Setup(page_size=4, slots=120, steps=5, draft_tokens=6),
     Setup(page_size=4, slots=96, steps=1, draft_tokens=2, overlap=False, model_runner="V1"),
     Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, model_runner="V2"),
@@ -39,6 +54,9 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=96, model_runner="V2"),
     Setup(page_size=4, slots=160, window=8),
     Setup(page_size=4, slots=160, window=6, chunk=12, stages=2, model_runner="V2"),
+    Setup(page_size=4, slots=64, context=64),
+    Setup(page_size=4, slots=96, context=50, steps=2, draft_tokens=3),
+    Setup(page_size=4, slots=96, steps=1, draft_tokens=2, stages=2, overlap=False, model_runner="V2"),
 )
 
 _SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window"))

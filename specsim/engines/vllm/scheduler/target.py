@@ -1,4 +1,4 @@
-"""vLLM's scheduler as the scheduler tier drives it: imported once, started for each setup, run in forks of that."""
+"""vLLM's scheduler as the scheduler tier drives it: imported once, and started anew for each schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.engines.importable import imported
-from specsim.engines.vllm.scheduler.boot import Booted, load, release_module
+from specsim.engines.vllm.scheduler.boot import REFUSED, Booted, load, release_module
 from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
 from specsim.errors import UsageError
 from specsim.isolation.phases import running
@@ -19,12 +19,16 @@ from specsim.world.hash_model import prefix_of
 from specsim.world.own import OwnScheduler
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
+    ABORT,
+    DRAIN,
+    KEEP,
     Answer,
     Launch,
     Load,
     LogprobRow,
     Noted,
     Part,
+    Pause,
     Pools,
     RequestState,
     Seen,
@@ -48,11 +52,9 @@ LACKS = (
     ("schedules with stop strings", "who makes text of tokens looks for them, and that is not run"),
     ("schedules with mamba layers", "the toy model has layers of full attention, and of a sliding window"),
     ("schedules with several ranks, KV connectors or disaggregation", "one process runs, without sockets"),
-    (
-        "schedules with drafts in a pipeline without asynchronous scheduling",
-        "when each stage has which draft is decided by its workers, which are not run",
-    ),
 )
+PAUSE_THAT_REFUSES = "pause_generation"
+_MODES = {KEEP: "keep", DRAIN: "wait", ABORT: "abort"}
 COVERED = ("v1/core/", "v1/engine/core.py", "v1/request.py")
 """Of which schedules note what runs."""
 
@@ -71,6 +73,7 @@ class VllmScheduler:
 
     setups = SETUPS
     has_rust_tree = False
+    starts_anew = True
 
     def __init__(self, release: ReleaseFiles, edit: Edit | None = None) -> None:
         self._release = release
@@ -83,7 +86,8 @@ class VllmScheduler:
         engine = release_module("engine.core").EngineCoreProc
         self.where = f"v1/engine/core.py:{engine.run_busy_loop.__code__.co_firstlineno}"
         can_pause = hasattr(engine, "pause_scheduler") and hasattr(engine, "resume_scheduler")
-        self._facts = FACTS if can_pause else replace(FACTS, features=FACTS.features - {PAUSES})
+        features = FACTS.features if can_pause else FACTS.features - {PAUSES}
+        self._facts = replace(FACTS, features=features, refuses=hasattr(engine, PAUSE_THAT_REFUSES))
 
     @property
     def imported(self) -> tuple[str, ...]:
@@ -102,7 +106,7 @@ class VllmScheduler:
         with running():
             booted = Booted(self._release.root, setup, self._surroundings)
         self._release.probes.started()
-        return Started(booted, self._release, self._facts)
+        return Started(booted, self._release, replace(self._facts, context=booted.context))
 
     def outcomes(self, setup: Setup, length: int) -> Any:
         raise UsageError("the outcomes of vLLM's worker cannot be weighed", "weigh those of a release of SGLang")
@@ -116,6 +120,10 @@ class Started(OwnScheduler):
         self.facts, self.seen = facts, Seen()
         self._aborted: dict[str, int] = {}
         """By request the iteration in which its user aborted it: of what comes later nobody is told."""
+        self._outputs: dict[str, list[Any]] = {}
+        """By request what its user was sent, of the first `_taken` outputs."""
+        self._taken = 0
+        self._answers: dict[str, Answer] = {}
         self._counts: list[int] = []
         """Of records, at the start of each iteration."""
 
@@ -144,13 +152,20 @@ class Started(OwnScheduler):
     def _abort(self, rids: list[str]) -> Any:
         for rid in rids:
             self._aborted.setdefault(rid, self._booted.iteration)
+            self._answers.pop(rid, None)
         return self._booted.abort(rids)
 
     def flush(self) -> Any:
         return lambda: self._booted.call("reset_prefix_cache", bool(self._booted.draws(2, "resets running requests")))
 
-    def pause(self, retracts: bool) -> Any:
-        return lambda: self._booted.call("pause_scheduler", "keep", retracts)
+    def pause(self, pause: Pause) -> Any:
+        """With `retracts` the prefix cache is reset, once it is complete, and what requests hold with it."""
+        method = PAUSE_THAT_REFUSES if pause.refuses else "pause_scheduler"
+        return lambda: self._booted.pause(method, _MODES[pause.mode], pause.retracts)
+
+    @property
+    def has_paused(self) -> bool:
+        return self._booted.has_paused
 
     def resume(self) -> Any:
         return lambda: self._booted.call("resume_scheduler")
@@ -197,14 +212,17 @@ class Started(OwnScheduler):
         has = [self._blocks_of(request) * page for request in running]
         claims = [request.num_computed_tokens for request in running]
         return Load(
-            waiting=tuple((request.request_id, _longest(request)) for request in scheduler.waiting),
-            running=sum(max(0, _longest(request) - slots) for request, slots in zip(running, has, strict=True)),
+            waiting=tuple((request.request_id, self._longest(request)) for request in scheduler.waiting),
+            running=sum(max(0, self._longest(request) - slots) for request, slots in zip(running, has, strict=True)),
             free=self._pool.get_num_free_blocks() * page,
             free_rows=self._setup.rows - len(running),
             lengths=tuple((r.request_id, claim, slots) for r, claim, slots in zip(running, claims, has, strict=True)),
             row_width=-(-scheduler.max_model_len // page) * page,
             chunked=any(claim < r.num_prompt_tokens for r, claim in zip(running, claims, strict=True)),
         )
+
+    def _longest(self, request: Any) -> int:
+        return min(int(request.num_prompt_tokens + request.max_tokens), self._booted.context)
 
     @property
     def _pool(self) -> Any:
@@ -216,25 +234,36 @@ class Started(OwnScheduler):
 
     def requests(self) -> Iterator[RequestState]:
         for rid, request in self._booted.requests.items():
+            if rid in self._booted.refused:
+                continue
             reason = _reason(request.get_finished_reason())
             prompt, outputs = tuple(request.prompt_token_ids), tuple(request.output_token_ids)
             # What has ended has no blocks, and so claims none.
             yield RequestState(rid, prompt, outputs, reason, committed=0, allocated=0, row=-1, drafts=0)
 
     def answers(self) -> Iterator[Answer]:
-        told: dict[str, list[Any]] = {rid: [] for rid in self._booted.requests}
-        for iteration, output in self._booted.sent:
-            if iteration <= self._aborted.get(output.request_id, iteration):
-                told[output.request_id].append(output)
-        for rid, outputs in told.items():
-            tokens = tuple(token for output in outputs for token in output.new_token_ids)
-            parts = [Part(len(output.new_token_ids), -1, output.finish_reason is not None) for output in outputs]
-            reason = _reason(outputs[-1].finish_reason) if outputs else ""
-            if not reason and rid in self._aborted:  # who sends the abort says so, at once
-                reason = "abort"
-                parts.append(Part(0, -1, True))
-            matched = {"stop": outputs[-1].stop_reason if outputs else None, "length": len(tokens)}.get(reason)
-            yield Answer(rid, tokens, reason, matched=matched, parts=tuple(parts))
+        sent = self._booted.sent
+        for iteration, output in sent[self._taken :]:
+            rid = output.request_id
+            if iteration <= self._aborted.get(rid, iteration):
+                self._outputs.setdefault(rid, []).append(output)
+                self._answers.pop(rid, None)
+        self._taken = len(sent)
+        for rid in self._booted.requests:
+            if rid not in self._answers:
+                self._answers[rid] = self._answer(rid)
+            yield self._answers[rid]
+
+    def _answer(self, rid: str) -> Answer:
+        outputs = self._outputs.get(rid, [])
+        tokens = tuple(token for output in outputs for token in output.new_token_ids)
+        parts = [Part(len(output.new_token_ids), -1, output.finish_reason is not None) for output in outputs]
+        reason = _reason(outputs[-1].finish_reason) if outputs else ""
+        if not reason and rid in self._aborted:  # who sends the abort says so, at once
+            reason = "abort"
+            parts.append(Part(0, -1, True))
+        matched = {"stop": outputs[-1].stop_reason if outputs else None, "length": len(tokens)}.get(reason)
+        return Answer(rid, tokens, reason, matched=matched, parts=tuple(parts))
 
     def pools(self) -> Pools:
         """A block that nobody uses is free, and in the prefix cache until it is used again."""
@@ -279,10 +308,6 @@ class Started(OwnScheduler):
         return self._release.functions_of(codes)
 
 
-def _longest(request: Any) -> int:
-    return int(request.num_prompt_tokens + request.max_tokens)
-
-
 def _reason(reason: Any) -> str:
-    """Why a request ended: "stop", "length", "abort", or "" while it runs."""
-    return "" if reason is None else str(reason).lower()
+    """Why a request ended: "stop", "length", "abort", also where it was refused, or "" while it runs."""
+    return "" if reason is None else str(reason).lower().replace(REFUSED, "abort")
