@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from property_tests.support.known_releases import SGLANG
+from property_tests.support.known_releases import FIXTURES, SGLANG
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from property_tests.support.small_engine import Plan, build, git
 from specsim.cli import main
 from specsim.engines.sglang.releases import RELEASES
+from specsim.engines.vllm.releases import RELEASES as VLLM
 from specsim.errors import NondeterministicError, UsageError
 from specsim.findings.bisect import report
 from specsim.findings.bisect.changes import changed_functions
+from specsim.findings.bisect.command import history_of
 from specsim.findings.bisect.revisions import History, Revision, commits_between, releases_between
 from specsim.findings.bisect.run import Bisection, EndError, Found, Step, bisect
 from specsim.findings.bisect.verdicts import RevisionVerdict, State
@@ -101,6 +103,15 @@ def test_releases_are_searched_in_order_of_time_whichever_end_is_good(good_is_ol
 def test_a_release_that_is_newer_than_the_list_can_be_an_end() -> None:
     found = releases_between(RELEASES[-2], "9.9.9")
     assert [r.name for r in found.revisions] == [f"sglang=={v}" for v in (*RELEASES[-2:], "9.9.9")]
+
+
+def test_the_releases_are_those_of_the_replay_files_engine_or_of_the_one_that_is_named() -> None:
+    file = FIXTURES / "replays" / "vllm-reset-never-ends.json"
+    good, _, bad = VLLM[-3:]
+    for found in (history_of(good, bad, None, file), history_of(f"vllm=={good}", f"vllm=={bad}", None)):
+        assert [r.target for r in found.revisions] == [f"vllm=={version}" for version in VLLM[-3:]]
+    with pytest.raises(UsageError, match=rf"--bad 'sglang=={RELEASES[0]}' is no release of vllm"):
+        history_of(f"vllm=={good}", f"sglang=={RELEASES[0]}", None)
 
 
 @pytest.mark.parametrize(("good", "bad"), [(RELEASES[0], RELEASES[0]), ("main", RELEASES[0]), (RELEASES[0], "")])

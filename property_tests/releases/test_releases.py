@@ -20,8 +20,9 @@ from property_tests.support.known_releases import FEW, FIXTURES, NEWEST
 from property_tests.support.made_up_sources import MadeUpSource, edited
 from property_tests.support.release_expectations import MADE_BY, check_all, findings, operations_not_run
 from specsim.contracts.registry import OPS
+from specsim.engines.releases import load
 from specsim.engines.sglang.provider import SglangProvider
-from specsim.engines.sglang.releases import RELEASES, load
+from specsim.engines.sglang.releases import RELEASES
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import find_function, parse_module
 from specsim.lifting.source import SourceTree

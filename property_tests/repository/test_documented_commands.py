@@ -37,6 +37,7 @@ SECONDS_MAX = 1800
 WRITTEN = {
     "docs/commands.md": "not run: it has the usage of each command, and is written by `make pages`",
     "docs/releases.md": "not run: an hour; it writes this page, which test_matrix.py makes for few releases",
+    "docs/vllm-releases.md": "not run: it fetches 23 wheels, and writes this page, as docs/releases.md is written",
 }
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specsim.engines.packages import package_of
-from specsim.engines.sglang.releases import load
+from specsim.engines.releases import load
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FEW = load((FIXTURES / "releases.txt").read_text(encoding="utf-8"))

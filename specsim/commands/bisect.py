@@ -57,7 +57,7 @@ def bisect(
     )
     if file is not None:
         note_stale(file, replay_file.load(file))
-    history = command.history_of(good, bad, repo)
+    history = command.history_of(good, bad, repo, file)
     try:
         raise typer.Exit(command.run(history, question, cache, repo, json_file, tell, budget_seconds))
     except command.EndError as error:

@@ -99,7 +99,7 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     """What lifts of each target; 1 when a maintainer has to add something."""
     from specsim.engines.packages import open_source
     from specsim.engines.ranges import expand_targets
-    from specsim.engines.registry import MAIN, releases_of
+    from specsim.engines.registry import MAIN
     from specsim.engines.sglang import known
     from specsim.engines.target import Checkout, Release
     from specsim.files import save_json
@@ -113,7 +113,7 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     before_write = known.load_known(write) if write is not None else {}
     listed, surveys = [], {}
     for one in chosen:
-        if not isinstance(one, Release | Checkout) or not releases_of(one.engine):
+        if not isinstance(one, Release | Checkout) or one.engine != MAIN:
             raise UsageError(f"TARGET {one.text!r} is nothing to lift from", f"name a release or a checkout of {MAIN}")
         source = open_source(one, cache)
         functions, before = known.survey(source, cache), known.load_known()

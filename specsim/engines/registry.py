@@ -72,6 +72,7 @@ ENGINES = {
             "scheduler": ("specsim.engines.vllm.scheduler.target", "vllm_scheduler"),
         },
         source=Package("vLLM", "vllm", "", "v1"),
+        releases=("specsim.engines.vllm.releases", "RELEASES"),
         kept=re.compile(rf"vllm/([^/]+|config/vllm|(distributed|multimodal|utils|v1)/.+)\.py|{_METADATA}"),
         planted=("specsim.engines.vllm.scheduler.planted", "planted"),
         files=("specsim.engines.importable", "folder_of"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from specsim import interrupts
+from specsim import interrupts, replay_file
+from specsim.engines.registry import ENGINES, MAIN
 from specsim.errors import UsageError
 from specsim.files import save_json
 from specsim.findings.bisect import report
@@ -23,9 +25,15 @@ NOT_CHECKED = 125  # what `git bisect run` takes for "skip this one"
 GIVE_ONE = "give a replay file, --rule ID or --only ops:NAME, and one of them alone"
 
 
-def history_of(good: str, bad: str, repository: Path | None) -> History:
-    """What is to be searched."""
-    return releases_between(good, bad) if repository is None else commits_between(repository, good, bad)
+def history_of(good: str, bad: str, repository: Path | None, file: Path | None = None) -> History:
+    """What is to be searched: releases of the engine that the replay file is of, or else of the one that `good` names,
+    or the commits of a repository.
+    """
+    if repository is not None:
+        return commits_between(repository, good, bad)
+    named = replay_file.load(file).target if file is not None else good
+    engine = re.split("==|@", named, maxsplit=1)[0]
+    return releases_between(good, bad, engine if engine in ENGINES else MAIN)
 
 
 def question_of(file: Path | None, rule: str | None, only: str | None, limits: Limits) -> Question:

@@ -55,14 +55,16 @@ class History:
     branches: Callable[[Revision], list[History]] = _no_branches
 
 
-def releases_between(good: str, bad: str) -> History:
-    """The releases from one to the other. Both may be newer than, or missing from, the list of those that are known."""
-    one, other = _version("--good", good), _version("--bad", bad)
+def releases_between(good: str, bad: str, engine: str = MAIN) -> History:
+    """The releases of an engine from one to the other, each VERSION or ENGINE==VERSION. Both may be newer than, or
+    missing from, the list of those that are known.
+    """
+    one, other = _version("--good", good, engine), _version("--bad", bad, engine)
     if Version(one) == Version(other):
-        raise UsageError(f"--good and --bad are both {MAIN}=={one}", "give two releases that differ")
+        raise UsageError(f"--good and --bad are both {engine}=={one}", "give two releases that differ")
     low, high = sorted((one, other), key=Version)
-    known = [v for v in releases_of(MAIN) if Version(low) < Version(v) < Version(high)]
-    revisions = tuple(Revision(f"{MAIN}=={v}", f"{MAIN}=={v}", f"release {v}") for v in (low, *known, high))
+    known = [v for v in releases_of(engine) if Version(low) < Version(v) < Version(high)]
+    revisions = tuple(Revision(f"{engine}=={v}", f"{engine}=={v}", f"release {v}") for v in (low, *known, high))
     return History(revisions, one == low)
 
 
@@ -105,8 +107,11 @@ def _engine_of(path: Path) -> str:
     return next(here, MAIN)
 
 
-def _version(option: str, text: str) -> str:
-    version = text.removeprefix(f"{MAIN}==").removeprefix("v")
+def _version(option: str, text: str, engine: str) -> str:
+    named, _, version = text.rpartition("==")
+    if named not in ("", engine):
+        raise UsageError(f"{option} {text!r} is no release of {engine}", f"give two releases of {engine}")
+    version = version.removeprefix("v")
     if not is_version(version):
         raise UsageError(
             f"{option} {text!r} is not a release",
