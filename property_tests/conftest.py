@@ -22,10 +22,9 @@ os.environ["SPECSIM_COMPILED"] = (
 )
 torch.set_num_threads(1)
 
-from property_tests.support.known_releases import FEW
+from property_tests.support.known_releases import FEW, RELEASES
 from specsim.compiled.finder import uninstall
 from specsim.engines.packages import open_source
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.target import Release
 from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree

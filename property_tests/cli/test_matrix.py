@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
+from property_tests.support.known_releases import RELEASES
 from specsim.engines.ranges import expand_targets
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import TABLE
 from specsim.errors import UsageError
 from specsim.findings import fixtures

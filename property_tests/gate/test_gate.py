@@ -14,8 +14,7 @@ import pytest
 
 from property_tests.support.command_line import specsim
 from property_tests.support.engine_repository import LAYOUTS, MISTAKES, SCHEDULER, SETTINGS, EngineRepository
-from property_tests.support.known_releases import NEWEST, SGLANG
-from specsim.engines.sglang.releases import RELEASES
+from property_tests.support.known_releases import NEWEST, RELEASES, SGLANG
 from specsim.lifting.cache import Cache
 from specsim.lifting.fetch import fetch_wheel
 from specsim.lifting.source import SourceTree

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from property_tests.support.known_releases import FIXTURES, SGLANG
+from property_tests.support.known_releases import FIXTURES, RELEASES, SGLANG
+from property_tests.support.known_releases import VLLM_RELEASES as VLLM
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from property_tests.support.small_engine import Plan, build, git
 from specsim.cli import main
-from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.vllm.releases import RELEASES as VLLM
 from specsim.errors import NondeterministicError, UsageError
 from specsim.findings.bisect import report
 from specsim.findings.bisect.changes import changed_functions

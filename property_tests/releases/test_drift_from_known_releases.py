@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from property_tests.support.command_line import specsim
+from property_tests.support.known_releases import RELEASES
 from property_tests.support.made_up_sources import MadeUpSource
 from specsim.engines.sglang import known
 from specsim.engines.sglang.known import Drift, Surveyed
-from specsim.engines.sglang.releases import RELEASES
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from property_tests.support.known_releases import RELEASES
 from specsim.choices.chooser import seeded
 from specsim.contracts.provider import NotCalledError
 from specsim.contracts.registry import OPS
 from specsim.engines.packages import cached_packages, open_source
 from specsim.engines.sglang.provider import SglangProvider
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.target import Release
 from specsim.engines.vllm.provider import VllmProvider
 from specsim.interpreter.lockstep.launch import lockstep

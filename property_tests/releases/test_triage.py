@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from property_tests.support.findings import found
+from property_tests.support.known_releases import RELEASES
 from specsim.engine.rules.table import BY_ID as RULES_OF_ACCOUNTING
 from specsim.engines.sglang.operations import FUNCTIONS
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, known_line, load, triage_line, triage_of
 from specsim.report.matrix import linked_upstream
 from specsim.rules.table import BY_ID as RULES_OF_SCHEDULER

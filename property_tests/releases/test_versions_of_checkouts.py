@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from property_tests.support.known_releases import RELEASES
 from property_tests.support.scheduler_checkouts import checkout
 from specsim.engines.packages import version_of
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.target import Checkout, Release
 from specsim.lifting.cache import Cache
 

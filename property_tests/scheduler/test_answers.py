@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from property_tests.support.known_releases import FEW
+from property_tests.support.known_releases import FEW, RELEASES
 from property_tests.support.told_answers import MISTAKES
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.outputs import FIELDS, unknown_fields
 from specsim.lifting.source import SourceTree
 from specsim.rules.table import BY_ID

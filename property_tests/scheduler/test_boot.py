@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.boot_scheduler import booted
-from property_tests.support.known_releases import FEW
-from specsim.engines.sglang.releases import RELEASES
+from property_tests.support.known_releases import FEW, RELEASES
 from specsim.lifting.source import SourceTree
 
 CONFIGURATIONS = [{}, {"page_size": 16, "max_total_tokens": 256}, {"radix_cache": False, "chunked_prefill_size": 16}]

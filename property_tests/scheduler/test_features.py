@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from property_tests.support.known_releases import FEW
-from specsim.engines.sglang.releases import RELEASES
+from property_tests.support.known_releases import FEW, RELEASES
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.isolation.environment import of_target
 from specsim.lifting.source import SourceTree

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from property_tests.support.known_releases import FEW
+from property_tests.support.known_releases import FEW, RELEASES
 from property_tests.support.scheduler_checkouts import checkout, specsim
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.planted import planted
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.lifting.source import SourceTree

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from property_tests.support.boot_scheduler import booted
-from property_tests.support.known_releases import FEW, FIXTURES, NEWEST
+from property_tests.support.known_releases import FEW, FIXTURES, NEWEST, RELEASES
 from property_tests.support.scheduler_checkouts import specsim
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.lifting.source import SourceTree

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from property_tests.support.known_releases import FEW, FIXTURES
+from property_tests.support.known_releases import FEW, FIXTURES, RELEASES
 from property_tests.support.release_schedules import SCHEDULES, shown_by, signatures_of
 from property_tests.support.replay_fixtures import EXPECT, FILES
 from specsim import replay_file
-from specsim.engines.sglang.releases import RELEASES
 from specsim.lifting.source import SourceTree
 from specsim.replay_file import SchedulerReplay
 

@@ -238,7 +238,7 @@ def goes_on(
 
 def made(*, is_told: bool = False, right: int = 9) -> Model:
     model = Model(8, BLOCK, 3, context=240, is_told=is_told)
-    model.restart(lambda most: min(most, right))
+    model.right = lambda most: min(most, right)
     model.prefixes["a"] = Prefixes(PROMPT)
     return model
 
@@ -299,7 +299,7 @@ def test_a_pipelines_first_stage_takes_the_tokens_that_it_is_told() -> None:
 
 def test_layers_with_a_window_read_their_own_blocks_and_no_more_than_the_window() -> None:
     model = Model(8, BLOCK, 3, context=240, is_told=False, window=3)
-    model.restart(lambda _most: 0)
+    model.right = lambda _most: 0
     model.prefixes["a"] = Prefixes(PROMPT)
     new = arrives([5, 2])
     new.block_ids = ([5, 2], [6, 3])
@@ -338,7 +338,7 @@ def test_tokens_without_a_block_and_tokens_that_nobody_said_are_noted() -> None:
 def test_what_a_pipelines_first_stage_reads_too_early_is_nothing() -> None:
     """A decode comes `ring` steps after that which sampled its token. Batches without requests are steps, too."""
     model = Model(8, BLOCK, 3, context=240, is_told=False, ring=2)
-    model.restart(lambda _most: 0)
+    model.right = lambda _most: 0
     model.prefixes["a"] = Prefixes(PROMPT)
     model.launch(batch({"a": 6}, new=[arrives([5, 2, 3])]))
     model.launch(batch({}))
@@ -351,7 +351,7 @@ def test_what_a_pipelines_first_stage_reads_too_early_is_nothing() -> None:
 
 def test_a_resumed_requests_tokens_do_not_come_by_the_ring() -> None:
     model = Model(8, BLOCK, 3, context=240, is_told=False, ring=2)
-    model.restart(lambda _most: 0)
+    model.right = lambda _most: 0
     model.prefixes["a"] = Prefixes(PROMPT)
     model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
     cached = goes_on([6, 7, 4], resumed=True, tokens=[*PROMPT, SAID[0]])

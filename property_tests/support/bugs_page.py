@@ -10,7 +10,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from property_tests.support.checked_features import table
-from specsim.engines.sglang.releases import RELEASES
+from property_tests.support.known_releases import RELEASES
 from specsim.engines.triage import TABLE, Triage
 
 HEAD = """# Bugs that you may have

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from property_tests.support.findings import found
 from property_tests.support.kept_rows import Row, kept_rows
-from property_tests.support.known_releases import FEW
+from property_tests.support.known_releases import FEW, RELEASES
 from specsim.engines.load import load_scheduler
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.planted import planted
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.target import Release

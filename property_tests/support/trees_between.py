@@ -22,9 +22,9 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 
 from property_tests.support.kept_rows import Row, kept_rows
+from property_tests.support.known_releases import RELEASES
 from property_tests.support.planted_findings import OLD
 from specsim.engines.importable import folder_of
-from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.engines.target import Release
 from specsim.lifting.cache import open_cache

@@ -200,7 +200,8 @@ def _gpu(imported: dict[str, Any]) -> Iterator[Piece]:
 def _cached(cache: Cache) -> Iterator[Piece]:
     from specsim.compiled.build import find_build
     from specsim.engines.packages import cached_releases
-    from specsim.engines.registry import MAIN, releases_of
+    from specsim.engines.registry import MAIN
+    from specsim.engines.releases import releases_of
 
     build = find_build(cache)
     yield Piece("compiled simulator", str(build or ""), "several times as fast", "" if build else "specsim dev compile")

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from packaging.version import Version
 
-from specsim.engines.registry import ENGINES, releases_of
+from specsim.engines.registry import ENGINES
+from specsim.engines.releases import releases_of
 from specsim.engines.target import Release, Target, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.versions import is_version, nearest_versions

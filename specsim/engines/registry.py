@@ -5,9 +5,8 @@ Modules are named and not imported, so that a command which needs one of them lo
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specsim.lifting.package import Package
@@ -26,7 +25,6 @@ class Engine:
                     those of the function of `load` that calls it
     `source`        the Python package that is lifted from, None where no Python of it is read
     `kept`          the entries of its wheel that are kept in the cache, None for the whole wheel
-    `releases`      the list of the releases that are known, oldest first; None where there is none
     `planted`       the defects that can be planted into its scheduler, by id: (); None for no such thing
     `files`         the folder that a target is imported from: (target, cache); None where none is imported
     `build`         builds ahead of a check on a GPU: (target, cache); None where nothing is built
@@ -37,7 +35,6 @@ class Engine:
     subjects: Mapping[str, Function]
     source: Package | None = None
     kept: re.Pattern[str] | None = None
-    releases: Function | None = None
     planted: Function | None = None
     files: Function | None = None
     build: Function | None = None
@@ -59,7 +56,6 @@ ENGINES = {
             "scheduler": ("specsim.engines.sglang.scheduler.target", "sglang_scheduler"),
         },
         source=Package("SGLang", "sglang", "python/", "srt"),
-        releases=("specsim.engines.sglang.releases", "RELEASES"),
         planted=("specsim.engines.sglang.scheduler.planted", "planted"),
         files=("specsim.engines.importable", "folder_of"),
         build=("specsim.engines.sglang.cuda_sources", "build_target"),
@@ -72,7 +68,6 @@ ENGINES = {
             "scheduler": ("specsim.engines.vllm.scheduler.target", "vllm_scheduler"),
         },
         source=Package("vLLM", "vllm", "", "v1"),
-        releases=("specsim.engines.vllm.releases", "RELEASES"),
         kept=re.compile(rf"vllm/([^/]+|config/vllm|(distributed|multimodal|utils|v1)/.+)\.py|{_METADATA}"),
         planted=("specsim.engines.vllm.scheduler.planted", "planted"),
         files=("specsim.engines.importable", "folder_of"),
@@ -89,13 +84,3 @@ ENGINES = {
 }
 MAIN = next(iter(ENGINES))
 """The engine that examples name, and that a TARGET most likely means which names none."""
-
-
-def releases_of(engine: str) -> Sequence[str]:
-    """The releases of an engine that are known, oldest first."""
-    listed = ENGINES[engine].releases
-    if listed is None:
-        return ()
-    module, name = listed
-    releases: Sequence[str] = getattr(importlib.import_module(module), name)
-    return releases

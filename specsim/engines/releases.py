@@ -5,7 +5,9 @@ A release that is not in its engine's list can be checked all the same; between 
 
 from __future__ import annotations
 
+import functools
 import itertools
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -18,3 +20,10 @@ def load(text: str) -> tuple[str, ...]:
         if Version(older) >= Version(newer):
             raise ValueError(f"{newer} stands after {older}: the oldest release comes first, and each once")
     return versions
+
+
+@functools.cache
+def releases_of(engine: str) -> tuple[str, ...]:
+    """The releases of an engine that are known, oldest first; none where its folder has no list."""
+    file = Path(__file__).parent / engine / "releases.txt"
+    return load(file.read_text(encoding="utf-8")) if file.is_file() else ()

@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import unittest
 from collections.abc import Collection, Sequence
-from dataclasses import MISSING, asdict, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from specsim.tiers.registry import TIERS
 from specsim.tiers.replaying import replay, request_of
 from specsim.verdict import Severity
 from specsim.world.case import Case
-from specsim.world.scheduler import ABORT, DRAIN, KEEP, Pause, Setup, Turn
+from specsim.world.scheduler import ABORT, DRAIN, KEEP, Pause, Setup, Turn, defaults
 from specsim.world.workload import Workload, prompt_of
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def source_of(stored: SchedulerReplay) -> str:
     lines = [_call("incident = schedule", "TARGET", **stored.setup)]
     for turn in workload.turns:
         others = {name: getattr(turn, name) for name in Turn.__dataclass_fields__ if name not in _BY_CALL}
-        others = {name: value for name, value in others.items() if value != _default(name)}
+        others = {name: value for name, value in others.items() if value != _TURN.get(name)}
         lines.append(_call("incident.start", repr(list(turn.prompt)), repr(turn.answer), **others))
     sessions: set[str] = set()
     for turn in workload.turns:
@@ -272,7 +272,7 @@ def source_of(stored: SchedulerReplay) -> str:
             lines.append(_call("incident.abort", repr(turn.rid), at=at))
     lines += [_call("incident.abort_all", at=at) for at in workload.abort_all]
     for pause in workload.pauses:
-        said = {name: value for name, value in asdict(pause).items() if value is not False and value != KEEP}
+        said = {name: value for name, value in asdict(pause).items() if value != _PAUSE.get(name)}
         lines.append(_call("incident.pause", **said))
     lines += [_call("incident.flush", at=at) for at in workload.flushes]
     lines += [_call("incident.leap", at=at) for at in workload.leaps]
@@ -286,11 +286,7 @@ def source_of(stored: SchedulerReplay) -> str:
 
 
 _BY_CALL = ("prompt", "answer", "abort")
-
-
-def _default(name: str) -> Any:
-    default = Turn.__dataclass_fields__[name].default
-    return 0 if name == "at" else None if default is MISSING else default
+_TURN, _PAUSE = {"at": 0, **defaults(Turn)}, defaults(Pause)
 
 
 def _call(name: str, *given: str, **named: Any) -> str:

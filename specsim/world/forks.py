@@ -140,7 +140,6 @@ class _Starter:
             _serve(target, setup, checks, questions, answers)
         os.close(questions)
         os.close(answers)
-        self._ended = ""
 
     def run(self, schedule: Wanted) -> Outcome:
         try:
@@ -229,7 +228,7 @@ class _Runs:
         self._shared[: SIZE.size] = SIZE.pack(0)
         self._trail.begin()
         if self._started is not None or schedule.records or schedule.traces:
-            ended = run_apart(lambda: self._run(content), schedule.seconds)
+            ended = run_apart(lambda: self._run(schedule), schedule.seconds)
         else:
             ended = self._call(content, schedule.seconds)
         if ended is not None:
@@ -244,17 +243,16 @@ class _Runs:
         if not self._left:
             self.close()
         if self._fork is None:
-            self._fork, self._left = Called(self._run), RUNS_OF_A_FORK
+            self._fork, self._left = Called(lambda content: self._run(_wanted.decode(content))), RUNS_OF_A_FORK
         self._left -= 1
         ended = self._fork.call(content, seconds)
         if ended is not None:
             self.close()
         return ended
 
-    def _run(self, content: bytes) -> None:
+    def _run(self, schedule: Wanted) -> None:
         """In a fork."""
         self._trail.begin()
-        schedule = _wanted.decode(content)
         setup = schedule.setup(self._target.setups)
         started = self._started or _start(self._target, setup)
         outcome: Outcome

@@ -7,7 +7,7 @@ hands it requests, and shows its state. Nothing here knows of an engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -194,13 +194,14 @@ class Pause:
 
     at: int
     iterations: int
-    retracts: bool
+    retracts: bool = False
     mode: str = KEEP
     refuses: bool = False
 
-    @property
-    def aborts(self) -> bool:
-        return self.mode == ABORT
+
+def defaults(kind: type[Turn | Pause]) -> dict[str, Any]:
+    """What one has where nothing else is said, by the names of those fields that need not be given."""
+    return {field.name: field.default for field in fields(kind) if field.default is not MISSING}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specsim.world.scheduler import ABORT
+
 if TYPE_CHECKING:
     from specsim.world.scheduler import Load, Pause, Setup, StartedScheduler, Turn
     from specsim.world.workload import Workload
@@ -124,7 +126,7 @@ class Users:
             pause = self._to_pause.pop(0)
             self._resumes_at = iteration + pause.iterations
             self.paused.append(Paused(pause, iteration))
-            if pause.aborts:
+            if pause.mode == ABORT:
                 self._abort_all(iteration)
             return [self.started.pause(pause)]
         if not self.started.has_paused:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
-from specsim.world.scheduler import ABORT, DRAIN, KEEP, PENALTIES, SAMPLINGS, Pause, Turn
+from specsim.world.scheduler import ABORT, DRAIN, KEEP, PENALTIES, SAMPLINGS, Pause, Turn, defaults
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
@@ -26,7 +26,7 @@ TURNS_MAX = 4
 ARRIVALS = (1, 40, 70, 110)
 """Iterations within which requests arrive."""
 TOKENS = range(20, 90)
-LATER_FIELDS = {"turns": ("sampling", "bias", "stream"), "pauses": ("mode", "refuses")}
+LATER_FIELDS = {"turns": (Turn, ("sampling", "bias", "stream")), "pauses": (Pause, ("mode", "refuses"))}
 """What is left out where it has its default, so that digests are those of before these fields came."""
 
 Decode = Callable[[Sequence[int], int, int], list[int]]
@@ -72,12 +72,13 @@ class Workload:
     def plain(self) -> dict[str, Any]:
         """As JSON takes it."""
         data = asdict(self)
-        for kind, later in LATER_FIELDS.items():
+        for kind, (of, later) in LATER_FIELDS.items():
+            usual = defaults(of)
             data[kind] = [
                 {
                     name: list(value) if isinstance(value, tuple) else value
                     for name, value in one.items()
-                    if name not in later or value not in (False, "", 0, KEEP)
+                    if name not in later or value != usual[name]
                 }
                 for one in data[kind]
             ]

@@ -15,10 +15,10 @@ from typing import Any
 
 from packaging.version import Version
 
+from specsim.engines.releases import releases_of
 from specsim.engines.sglang.operations import FUNCTIONS, logits
 from specsim.engines.sglang.operations.not_lifted import NOT_LIFTED
 from specsim.engines.sglang.provider import SglangProvider
-from specsim.engines.sglang.releases import RELEASES
 from specsim.errors import UsageError
 from specsim.files import read_json
 from specsim.lifting.lift import Lifter, TextStore, parameter_names
@@ -236,7 +236,7 @@ def to_add(version: str | None, found: Sequence[Drift]) -> list[str]:
             todo.append(f"{what}: add where it lives now to {_TABLES} ({why})")
         else:
             todo.append(f"{what}: give it what it needs in {_STUBS} ({why})")
-    if version and is_version(version) and version not in RELEASES:
+    if version and is_version(version) and version not in releases_of("sglang"):
         todo.append(
             f"add {version!r} to specsim/engines/sglang/releases.txt, and to {FILE.name} by `specsim targets --write`"
         )

@@ -10,7 +10,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from specsim.engines.packages import open_source
-from specsim.engines.registry import ENGINES, MAIN, releases_of
+from specsim.engines.registry import ENGINES, MAIN
+from specsim.engines.releases import releases_of
 from specsim.engines.target import Checkout, Release, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache

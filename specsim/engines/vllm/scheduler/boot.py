@@ -92,8 +92,6 @@ class Booted:
         """The engine's Request by id."""
         self.sent: list[tuple[int, Any]] = []
         """What it sent, an EngineCoreOutput, and in which iteration."""
-        self.refused: set[str] = set()
-        """Requests that it took none of."""
         self.has_paused = True
         self.launched: Callable[[Any], None] = lambda _batch: None
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
@@ -214,8 +212,6 @@ class Booted:
         _client, outputs = message
         for output in outputs.outputs:
             self.sent.append((self.iteration, output))
-            if str(output.finish_reason).lower() == REFUSED:
-                self.refused.add(output.request_id)
         if (said := outputs.utility_output) is not None:
             if said.failure_message:
                 raise CallFailedError(said.failure_message)

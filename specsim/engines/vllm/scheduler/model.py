@@ -64,15 +64,8 @@ class Model:
         self.prefixes: dict[str, Prefixes] = {}
         """By request what its user asked for, and what follows."""
         self._seats: dict[str, Seat] = {}
-        self._right: Callable[[int], int] = lambda most: most
-
-    def restart(self, right: Callable[[int], int]) -> None:
-        """Forget all. `right(most)` says how many drafts of so many are right."""
-        self._right, self._step = right, 0
-        self.reports.restart()
-        self.kv.restart()
-        self._seats.clear()
-        self.prefixes.clear()
+        self.right: Callable[[int], int] = lambda most: most
+        """How many drafts of so many are right."""
 
     def launch(self, batch: Any) -> dict[str, list[int]]:
         """What is sampled for each request of a SchedulerOutput; nothing for a part of a prompt."""
@@ -87,7 +80,7 @@ class Model:
         return [self._drafted(self._seats[rid]) if self.is_told else [PAD] * self.steps for rid in rids]
 
     def _drafted(self, seat: Seat) -> list[int]:
-        prefix, right = seat.prefixes.of(len(seat.tokens)), self._right(self.steps)
+        prefix, right = seat.prefixes.of(len(seat.tokens)), self.right(self.steps)
         drafts = []
         for at in range(self.steps):
             token, other = likely(prefix, 2)
@@ -178,7 +171,7 @@ class Model:
 
     def _draft(self, seat: Seat) -> None:
         """The draft model writes KV of each draft but the last one behind that of the tokens."""
-        room = min(map(len, seat.blocks)) * self.block_size
+        room = self._room(seat)
         if room < min(seat.computed + self.steps - 1, self.context):
             self.reports.add_first(seat.rid, "room", NoSlot("draft", seat.rid, room))
 
@@ -187,7 +180,7 @@ class Model:
         if not drafts:
             return 0
         if drafts[0] == PAD:
-            return self._right(len(drafts))
+            return self.right(len(drafts))
         for at, draft in enumerate(drafts):
             if draft != next_token(prefix):
                 return at
@@ -196,10 +189,13 @@ class Model:
 
     def _slots(self, seat: Seat, phase: str, count: int) -> list[Ints] | None:
         """By pool, int64 [count]: the slots of a request's first positions; None where it has fewer."""
-        room = min(map(len, seat.blocks)) * self.block_size
+        room = self._room(seat)
         if room < count:
             self.reports.add_first(seat.rid, "room", NoSlot(phase, seat.rid, room))
             return None
         positions = np.arange(count)
         block, offset = positions // self.block_size, positions % self.block_size
         return [np.asarray(blocks, np.int64)[block] * self.block_size + offset for blocks in seat.blocks]
+
+    def _room(self, seat: Seat) -> int:
+        return min(map(len, seat.blocks)) * self.block_size

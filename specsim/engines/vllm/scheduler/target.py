@@ -176,7 +176,7 @@ class Started(OwnScheduler):
         booted, probes = self._booted, self._release.probes
         probes.clear()
         booted.surroundings.restart()
-        booted.model.restart(lambda most: most - chooser.choose(most + 1, "accept"))
+        booted.model.right = lambda most: most - chooser.choose(most + 1, "accept")
         booted.draws, booted.launched = chooser.choose, self._note_launch
 
         def counted(iteration: int) -> Sequence[Any] | None:
@@ -233,8 +233,9 @@ class Started(OwnScheduler):
         return min(map(len, self._booted.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
 
     def requests(self) -> Iterator[RequestState]:
+        refused = {sent.request_id for _at, sent in self._booted.sent if str(sent.finish_reason).lower() == REFUSED}
         for rid, request in self._booted.requests.items():
-            if rid in self._booted.refused:
+            if rid in refused:  # it took none of it
                 continue
             reason = _reason(request.get_finished_reason())
             prompt, outputs = tuple(request.prompt_token_ids), tuple(request.output_token_ids)
