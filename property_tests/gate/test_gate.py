@@ -13,8 +13,17 @@ from typing import Any
 import pytest
 
 from property_tests.support.command_line import specsim
-from property_tests.support.engine_repository import LAYOUTS, MISTAKES, SCHEDULER, SETTINGS, EngineRepository
-from property_tests.support.known_releases import NEWEST, RELEASES, SGLANG
+from property_tests.support.engine_repository import (
+    IN_VLLM,
+    LAYOUTS,
+    MISTAKES,
+    SCHEDULER,
+    SETTINGS,
+    EngineRepository,
+    Mistake,
+)
+from property_tests.support.known_releases import NEWEST, RELEASES, SGLANG, VLLM, VLLM_NEW
+from specsim.engines.packages import cached_packages
 from specsim.lifting.cache import Cache
 from specsim.lifting.fetch import fetch_wheel
 from specsim.lifting.source import SourceTree
@@ -79,9 +88,9 @@ def require_clean(repository: EngineRepository, gate: str) -> None:
     assert "scheduler" in compared["tiers_here"]
 
 
-def require_found(repository: EngineRepository, mistake: str, command: str) -> dict[str, Any]:
+def require_found(repository: EngineRepository, mistake: Mistake, command: str) -> dict[str, Any]:
     """A gate on a tree with a mistake: what is new is of it, and nothing else is. Returns the first of it."""
-    repository.make(MISTAKES[mistake])
+    repository.make(mistake)
     ended = run(repository, command)
     data = verdict_in(repository)
     assert (ended.returncode, data["verdict"]) == (1, "fail"), ended.stdout + ended.stderr
@@ -98,7 +107,7 @@ def test_a_clean_tree_passes_and_a_mistake_fails_the_gate(repository: Repository
     made = repository(NEWEST, "python")
     require_clean(made, OF_THE_README)
     (made.root / "specsim.json").rename(made.root / "known.json")
-    require_found(made, "the rows of a batch are not filtered", f"{BESIDE_A_FILE} --json specsim.json")
+    require_found(made, MISTAKES["the rows of a batch are not filtered"], f"{BESIDE_A_FILE} --json specsim.json")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -116,10 +125,29 @@ def test_a_clean_tree_of_the_newest_release_passes_every_command(repository: Rep
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_in_the_newest_release_fails_the_gate(repository: Repository, layout: str, mistake: str) -> None:
     made = repository(RELEASES[-1], layout)
-    (changed,) = require_found(made, mistake, WITH_FILES)["changed"]
+    (changed,) = require_found(made, MISTAKES[mistake], WITH_FILES)["changed"]
+    require_named(changed, MISTAKES[mistake])
+
+
+def require_named(changed: str, mistake: Mistake) -> None:
+    """A finding names the function that was changed."""
     function, _, place = changed.rpartition(" ")
-    assert function.rpartition(".")[2] == MISTAKES[mistake].function
-    assert place.startswith(MISTAKES[mistake].file)
+    assert function.rpartition(".")[2] == mistake.function
+    assert place.startswith(mistake.file)
+
+
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(name, marks=pytest.mark.slow if number else ()) for number, name in enumerate(IN_VLLM)]
+)
+def test_the_gate_of_a_repository_of_vllm_is_the_same(mistake: str, wheel_cache: Cache, tmp_path: Path) -> None:
+    if ("vllm", VLLM_NEW) not in cached_packages(wheel_cache):
+        pytest.skip(f"vllm=={VLLM_NEW} is not in the cache; `make test` fetches it")
+    settings = SETTINGS.replace("schedules = 5", "schedules = 20")
+    made = EngineRepository(tmp_path, fetch_wheel(VLLM, VLLM_NEW, wheel_cache), ".", settings, "vllm")
+    gate = BESIDE_A_BRANCH.replace("sglang", "vllm")
+    require_clean(made, gate)
+    (changed,) = require_found(made, IN_VLLM[mistake], f"{gate} {OUTPUTS}")["changed"]
+    require_named(changed, IN_VLLM[mistake])
 
 
 LOST = {

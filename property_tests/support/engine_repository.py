@@ -50,13 +50,21 @@ MISTAKES = {
     "a mirror on the CPU is not filtered": Mistake(BATCH, "filter_batch", r"self\.req_pool_indices_cpu = .*", "pass"),
     "the rows of a batch are not filtered": Mistake(BATCH, "filter_batch", r"self\.req_pool_indices = .*", "pass"),
 }
+IN_VLLM = {
+    "a block's hash leaves out those before it": Mistake(
+        "v1/core/kv_cache_utils.py", "request_block_hasher", r"prev_block_hash_value = block_hash$", "pass"
+    ),
+    "a preempted request keeps its computed tokens": Mistake(
+        "v1/core/sched/scheduler.py", "_preempt_request", r"request\.num_computed_tokens = 0", "pass"
+    ),
+}
 
 
 class EngineRepository:
     """The repository at `root`, whose one commit is HEAD, `main` and `origin/main`."""
 
-    def __init__(self, root: Path, wheel: Path, layout: str, settings: str) -> None:
-        self.root, self.package = root, root / layout / "sglang"
+    def __init__(self, root: Path, wheel: Path, layout: str, settings: str, package: str = "sglang") -> None:
+        self.root, self.package = root, root / layout / package
         with zipfile.ZipFile(wheel) as archive:  # without libraries, which no repository has
             archive.extractall(root / layout, [name for name in archive.namelist() if not name.endswith(".so")])
         (root / "pyproject.toml").write_text(settings)

@@ -13,6 +13,6 @@ FEW = load((FIXTURES / "releases.txt").read_text(encoding="utf-8"))
 OLDEST, NEWEST = FEW[0], FEW[-1]
 """Of those few."""
 RELEASES, VLLM_RELEASES = releases_of("sglang"), releases_of("vllm")
-SGLANG = package_of("sglang")
+SGLANG, VLLM = package_of("sglang"), package_of("vllm")
 VLLM_OLD, VLLM_NEW = "0.26.0", "0.33.0"
 """Releases of vLLM that every run of the tests reads: the last one with a known defect, and the newest one."""
