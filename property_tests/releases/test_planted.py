@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import pytest
 
 from specsim.errors import UsageError
 from specsim.lifting.lift import body_hash
-from specsim.lifting.planted import Planted, edited
+from specsim.lifting.planted import Planted, edited, text_of
 
 SOURCE = """
 class Queue:
@@ -67,3 +68,15 @@ def test_a_function_of_another_hash_is_refused() -> None:
     assert edited(SOURCE, defect("drop-call", "clear", hashes=(HASH,)))
     with pytest.raises(UsageError, match=r"another Queue\.take"):
         edited(SOURCE, defect("drop-call", "clear", hashes=("0" * 16,)))
+
+
+def test_a_function_that_was_changed_stands_where_it_stood() -> None:
+    """For what reads its source by its line; of the others each line is as it was."""
+    first = "\n@decorated\ndef first(x):\n    # says why\n    y = x - 1\n\n    return y\n"
+    source = f"import os\n{first}\n\ndef other(x): return x  # one line\n"
+    text = text_of(source, edited(source, replace(defect("plus-one", "x"), function="first")))
+    lines = text.splitlines()
+    assert lines[2:6] == ["@decorated", "def first(x):", "    y = x + 1 - 1", "    return y"]
+    assert len(lines) == len(source.splitlines())
+    assert (lines[0], lines[-1]) == (source.splitlines()[0], source.splitlines()[-1])
+    assert text_of(source, ast.parse(source)) == source

@@ -88,6 +88,18 @@ def test_a_finding_has_the_smallest_schedule_in_which_it_comes_first() -> None:
     assert counts.hits[LEAK].count == 4
 
 
+def test_a_finding_keeps_the_schedule_that_was_shrunk() -> None:
+    """A longer one may end sooner, by something else that is wrong."""
+    counts = Counts()
+    counts.take(Wanted((0,), index=0), ran(LEAK, iterations=9))
+    counts.hits[LEAK].is_shrunk = True
+    counts.take(Wanted((0,), index=1), ran(LEAK, iterations=1))
+    assert counts.hits[LEAK].wanted.index == 0
+    counts.hits[LEAK].is_first = False  # had it come after another one
+    counts.take(Wanted((0,), index=2), ran(LEAK, iterations=9))
+    assert counts.hits[LEAK].wanted.index == 2
+
+
 @given(st.lists(st.lists(st.sampled_from(SIGNATURES), unique=True, max_size=4).map(tuple), max_size=12))
 @example([(LEAK, CONTENT, RACE), (CONTENT, RACE), (RACE,)])
 def test_each_schedule_that_shows_anything_shows_a_finding(schedules: list[tuple[str, ...]]) -> None:

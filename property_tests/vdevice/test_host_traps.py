@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from specsim.choices.chooser import replayed
 from specsim.vdevice import Device, Finding, simulate
+from specsim.vdevice.tensors import HostTensor, device_view
 
 POLICIES = [(0,), (1,), (2, 0), (2, 1), (3, 1, 1, 2, 2, 1, 3, 1, 1)]
 policies = pytest.mark.parametrize("tape", POLICIES)
@@ -31,7 +33,13 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "int": lambda copy: int(copy[0]),
     "bool": lambda copy: bool(copy[0]),
     "iteration": lambda copy: [int(x) for x in copy],
-    "numpy": lambda copy: copy.numpy(),
+    "an array": lambda copy: copy.numpy().tolist(),
+    "a view of an array": lambda copy: copy.numpy()[1:3].tolist(),
+    "an item of an array": lambda copy: copy.numpy()[1],
+    "items of an array": lambda copy: copy.numpy()[[1, 2]],
+    "arithmetic of arrays": lambda copy: 1 + copy.numpy(),
+    "a sum of an array": lambda copy: copy.numpy().sum(),
+    "a function of numpy": lambda copy: np.concatenate([[1], copy.numpy()]),
     "asarray": np.asarray,
     "arithmetic": lambda copy: copy + 1,
     "reduction": lambda copy: copy.sum(),
@@ -49,6 +57,7 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
 NO_READS: dict[str, Callable[[torch.Tensor], object]] = {
     "shape": lambda copy: (copy.shape, len(copy), copy.dtype, copy.numel(), copy.is_pinned()),
     "views": lambda copy: (copy[1:3], copy.view(2, 2).T, copy.unbind(), copy[None, 0]),
+    "arrays": lambda copy: (copy.numpy()[1:3].shape, copy.numpy().T.dtype, len(copy.numpy())),
     "like": lambda copy: (torch.empty_like(copy), torch.zeros_like(copy), copy.new_zeros(2), torch.ones_like(copy)),
 }
 
@@ -82,6 +91,9 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "a slice": lambda buffer: buffer.__setitem__(slice(1, 3), torch.tensor([9, 9])),
     "a copy": lambda buffer: buffer.copy_(torch.tensor([9, 9, 9, 9])),
     "in place": lambda buffer: buffer.add_(1),
+    "an item of an array": lambda buffer: buffer.numpy().__setitem__(0, 9),
+    "a slice of an array": lambda buffer: buffer.numpy()[1:].__setitem__(slice(None, 2), [9, 9]),
+    "into an array": lambda buffer: np.add(1, 1, out=buffer.numpy()),
     "out": lambda buffer: torch.add(torch.ones(4, dtype=torch.int64), 1, out=buffer),
 }
 
@@ -156,3 +168,33 @@ def test_random_numbers_are_the_same_under_every_policy() -> None:
             z = torch.rand(2, device="cuda")
             drawn.append((x.tolist(), y.tolist(), z.tolist(), torch.multinomial(x, 2).tolist()))
     assert drawn == [drawn[0]] * len(POLICIES)
+
+
+@policies
+def test_memory_of_the_host_that_kernels_read_is_followed(tape: tuple[int, ...]) -> None:
+    """Unified addressing: the device reads what the host has written by then, and there is no copy."""
+
+    def program(_device: Device, *, waits: bool) -> None:
+        buffer = torch.zeros(4, dtype=torch.int64, pin_memory=True)
+        view = device_view(cast(HostTensor, buffer))
+        array = buffer.numpy()
+        array[:] = [1, 2, 3, 4]
+        doubled = view * 2
+        if waits:
+            torch.cuda.synchronize()
+        array[:2] = 9
+        assert not waits or doubled.tolist() == [2, 4, 6, 8]
+        assert view.device.type == "cuda"
+
+    assert "pinned-reuse" in {found.kind for found in findings_of(lambda device: program(device, waits=False), tape)}
+    assert findings_of(lambda device: program(device, waits=True), tape) == []
+
+
+@policies
+def test_what_is_made_in_inference_mode_can_be_written_in_its_turn(tape: tuple[int, ...]) -> None:
+    def program(_device: Device) -> None:
+        with torch.inference_mode():
+            x = torch.tensor([1, 2], device="cuda") + 1
+        assert x.add_(1).tolist() == [3, 4]
+
+    assert findings_of(program, tape) == []

@@ -19,6 +19,7 @@ numbers stay.
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,27 @@ def edited(source: str | ast.Module, defect: Planted) -> ast.Module:
         )
     places[defect.nth]()
     return ast.fix_missing_locations(tree)
+
+
+def text_of(source: str, tree: ast.Module) -> str:
+    """A module's source with the functions that differ in its edited `tree`, each on the lines where it stands: what
+    reads the source of a function by its line, as an interpreter of kernels does, reads what runs.
+    """
+    lines = source.splitlines(keepends=True)
+    for was, now in zip(_functions(ast.parse(source)), _functions(tree), strict=True):
+        if ast.dump(was) == ast.dump(now):
+            continue
+        first = min([was.lineno, *(node.lineno for node in was.decorator_list)]) - 1
+        text = textwrap.indent(ast.unparse(now), " " * was.col_offset).splitlines(keepends=True)
+        count = (was.end_lineno or first) - first
+        lines[first : first + count] = [*text[:-1], text[-1] + "\n", *["\n"] * (count - len(text))]
+    return "".join(lines)
+
+
+def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    """Those of a module and of its classes."""
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return [node for body in bodies for node in body if isinstance(node, ast.FunctionDef)]
 
 
 def _function(tree: ast.Module, defect: Planted) -> ast.FunctionDef:

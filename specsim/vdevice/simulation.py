@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -68,6 +68,8 @@ def simulate(
         replaced.put(torch.__future__, "_overwrite_module_params_on_conversion", True)
         torch._C._set_grad_enabled(False)
         replaced.put(torch._C, "_set_grad_enabled", _giving(None))
+        # What is queued runs outside of it, and could not write what was made inside.
+        replaced.put(torch._C, "_InferenceMode", lambda _mode: nullcontext())
         gc.callbacks.append(device.collect)
         with operations:
             yield device

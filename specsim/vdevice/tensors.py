@@ -12,8 +12,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
+from specsim.vdevice.arrays import followed
 from specsim.vdevice.device import CUDA, Device
 from specsim.vdevice.history import Memory
 
@@ -121,7 +123,7 @@ class Traced(torch.Tensor):
 class VirtualTensor(Traced):
     """A tensor of the virtual device: `device` is cuda:0."""
 
-    lease: Lease
+    lease: Lease | None
 
     def now(self, what: str) -> torch.Tensor:
         """A copy to the host that blocks."""
@@ -185,11 +187,11 @@ class HostTensor(Traced):
         return self.host_bytes
 
     def numpy(self, **_options: Any) -> Any:
-        """Shares memory: what is done through it later is not followed."""
-        return self.now("numpy").numpy()
+        """Shares memory, and what is done through it is followed."""
+        return followed(self.host_bytes.numpy(), self.memory)
 
     def __array__(self, dtype: Any = None) -> Any:
-        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+        return np.asarray(self.now("numpy").numpy(), dtype)
 
     def is_pinned(self, device: Any = None) -> bool:
         return True
@@ -284,7 +286,7 @@ def _sliced(view: Any, axis: int, index: slice) -> Any:
     )
 
 
-def virtual(bytes_: torch.Tensor, memory: Memory, lease: Lease) -> VirtualTensor:
+def virtual(bytes_: torch.Tensor, memory: Memory, lease: Lease | None) -> VirtualTensor:
     made = torch.Tensor._make_wrapper_subclass(
         VirtualTensor,
         bytes_.size(),
@@ -318,3 +320,10 @@ def trapped(bytes_: torch.Tensor, memory: Memory) -> HostTensor:
     made.host_bytes = bytes_
     made.memory = memory
     return made
+
+
+def device_view(host: HostTensor) -> VirtualTensor:
+    """Pinned memory of the host as a tensor of the device, which reaches it without a copy (unified addressing): what
+    the host writes meanwhile is seen, and reported.
+    """
+    return virtual(host.host_bytes, host.memory, None)

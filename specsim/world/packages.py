@@ -16,6 +16,7 @@ import builtins
 import functools
 import importlib.abc
 import importlib.machinery
+import linecache
 import pkgutil
 import sys
 import types
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.lifting.planted import text_of
 from specsim.lifting.probes import NAME, Span, probed
 from specsim.world.clock import overridden
 from specsim.world.identity import Numbers
@@ -207,6 +209,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         source = self.get_source(fullname)
         assert source is not None
         edited = self._edit(fullname, source) if self._edit is not None else source
+        if isinstance(edited, ast.Module):
+            text = text_of(source, edited)
+            linecache.cache[self.path] = len(text), None, text.splitlines(keepends=True), self.path
         if self._probes is not None:
             code, spans = probed(edited, self.path, self._probes.kept)
             self._probes.spans[self._file] = spans

@@ -70,6 +70,8 @@ class _Hit:
     after: Counter[str] = field(default_factory=Counter)
     beside: frozenset[str] = frozenset()
     """What each of those schedules showed, too, in which it came first."""
+    is_shrunk: bool = False
+    """A schedule that is drawn later has fewer iterations at most because something ends it, too."""
     is_own: bool = False
     """It came after a race whenever it was drawn, and is shown without it, too."""
     trees: set[str] = field(default_factory=set)
@@ -124,8 +126,10 @@ class Counts:
             if not comes_first:
                 hit.after[first] += 1
             is_smaller = record is not None and hit.record is not None and record.iterations < hit.record.iterations
+            is_smaller &= not hit.is_shrunk
             if comes_first > hit.is_first or (comes_first == hit.is_first and is_smaller):
                 hit.violation, hit.wanted, hit.outcome, hit.known = violation, schedule, outcome, ""
+                hit.is_shrunk = False
             if comes_first:
                 others = frozenset(shown) - {signature}
                 hit.beside = hit.beside & others if hit.is_first else others
@@ -370,7 +374,7 @@ def _shrink(
     best = shrinker.run()
     if best in shown:
         record, hit.violation = shown[best]
-        hit.wanted, hit.outcome = Wanted(best), Ran(record)
+        hit.wanted, hit.outcome, hit.is_shrunk = Wanted(best), Ran(record), True
 
 
 def look_behind_races(starters: Starters, counts: Counts, seconds: float) -> None:
