@@ -1,9 +1,9 @@
 """Run as a program: what schedules of a release's scheduler show, as JSON, in a process of its own.
 
-    python -m property_tests.support.release_schedules TARGET COUNT [alone] [REPLAY_FILE ...]
+    python -m property_tests.support.release_schedules TARGET COUNT fake|release [alone] [REPLAY_FILE ...]
 
-The first COUNT schedules of seed 0, and those of the replay files; with `alone` each in a process of its own, whatever
-the target. The hash seed is this process'.
+The first COUNT schedules of seed 0 with that worker, and those of the replay files; with `alone` each in a process of
+its own, whatever the target. The hash seed is this process'.
 """
 
 from __future__ import annotations
@@ -36,10 +36,26 @@ ALONE = "alone"
 
 @functools.cache
 def shown_by(
-    version: str, count: int, hash_seed: str, files: tuple[Path, ...] = (), engine: str = MAIN, alone: bool = False
+    version: str,
+    count: int,
+    hash_seed: str,
+    files: tuple[Path, ...] = (),
+    engine: str = MAIN,
+    *,
+    alone: bool = False,
+    worker: str = "fake",
 ) -> dict[str, Any]:
     """{"schedules": [...], "files": {NAME: ...}}, each with its `digest` and the `signatures` that it shows."""
-    command = [sys.executable, "-m", __name__, f"{engine}=={version}", str(count), *[ALONE] * alone, *map(str, files)]
+    command = [
+        sys.executable,
+        "-m",
+        __name__,
+        f"{engine}=={version}",
+        str(count),
+        worker,
+        *[ALONE] * alone,
+        *map(str, files),
+    ]
     environment = of_target(hash_seed=hash_seed)
     ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=1200)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -64,7 +80,7 @@ class _Alone:
         return getattr(self._target, name)
 
 
-def main(text: str, count: str, *files: str) -> None:
+def main(text: str, count: str, worker: str, *files: str) -> None:
     target = load_scheduler(parse_target(text), open_cache(None))
     assert not isinstance(target, NotRun), target
     if ALONE in files:
@@ -83,7 +99,7 @@ def main(text: str, count: str, *files: str) -> None:
         loaded = {Path(file).stem: replay_file.load(Path(file)) for file in files if file != ALONE}
         stored = {name: one for name, one in loaded.items() if isinstance(one, SchedulerReplay)}
         answer = {
-            "schedules": [run(wanted(target.setups, 0, index, SECONDS)) for index in range(int(count))],
+            "schedules": [run(wanted(target.setups, 0, index, SECONDS, worker)) for index in range(int(count))],
             "files": {
                 name: run(again(one, SECONDS)) for name, one in stored.items() if isinstance(one, SchedulerReplay)
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.verdict import Rule, Severity
-from specsim.world.kv import BatchInput, Drafted
+from specsim.world.kv import BatchInput, Disagreement, Drafted
 from specsim.world.rule import Check, Run, Violation, first_of_each, notes
 from specsim.world.scheduler import WrongContent
 
@@ -70,6 +70,26 @@ class BatchState(Check):
             self.from_note(note, given.name, "", f"{given.requests}, one for each request of the batch", given.elements)
             for given, note in run.noted(BatchInput)
             if given.elements != given.requests
+        )
+
+
+class Agreement(Check):
+    """Where the release's own workers run: a worker has the blocks of a request that the scheduler gave it, and the
+    stages of a pipeline exchange as much as each of them expects.
+    """
+
+    rule = Rule(
+        "S13",
+        "agreement",
+        "a scheduler and its workers, and those among each other, have one view of what they share",
+        Severity.WRONG_RESULT,
+    )
+    defects = (notes("another block", Disagreement("block-table", "0", "block 3", "block 4")),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        yield from first_of_each(
+            self.from_note(note, found.what, found.rid, found.expected, found.actual)
+            for found, note in run.noted(Disagreement)
         )
 
 

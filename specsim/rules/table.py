@@ -8,7 +8,7 @@ from types import ModuleType
 
 from specsim.rules import answers, content, counters, device, process, requests, sampling, sessions, slots, waiting
 from specsim.rules.answers import LogprobRows, VisibleOutputs
-from specsim.rules.content import BatchState, ContentRead, DraftContent
+from specsim.rules.content import Agreement, BatchState, ContentRead, DraftContent
 from specsim.rules.counters import AcceptedDrafts
 from specsim.rules.device import DeviceException, StreamRace
 from specsim.rules.process import HostException
@@ -21,6 +21,7 @@ from specsim.world.rule import Check
 
 _CAUSES: tuple[type[Check], ...] = (
     BatchState,
+    Agreement,
     LengthsInOrder,
     StreamRace,
     GrammarState,

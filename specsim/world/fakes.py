@@ -8,7 +8,7 @@ that all of them can be named at once, and answered with None until then.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -30,6 +30,11 @@ class DriftError(NotRunError):
 
 def nothing(*_arguments: Any, **_named: Any) -> None:
     """A method that does nothing on a device without a model."""
+
+
+def said(value: object) -> Callable[..., Any]:
+    """A method that says `value`, whatever it is asked."""
+    return lambda *_arguments, **_named: value
 
 
 class Answers:

@@ -76,6 +76,16 @@ class BatchInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Disagreement:
+    """What one part of an engine has of `what`, where it should have what another one has: "" for no request of all."""
+
+    what: str
+    rid: str
+    expected: str
+    actual: str
+
+
+@dataclass(frozen=True, slots=True)
 class DraftsCounted:
     """Correct drafts of a batch, as the engine adds them to its counter."""
 

@@ -22,7 +22,9 @@ import torch
 from specsim.engines.vllm.scheduler.configuration import blocks_of, configuration
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
 from specsim.engines.vllm.scheduler.model import Model
+from specsim.engines.vllm.scheduler.release_worker import ReleaseWorker
 from specsim.engines.vllm.scheduler.runners import V2, complete, has_ring, runner_of
+from specsim.engines.vllm.scheduler.setups import runner_in
 from specsim.world import packages
 from specsim.world.clock import Surroundings
 from specsim.world.fakes import Answers
@@ -85,8 +87,8 @@ class _Arrivals(queue.SimpleQueue[Any]):
 class Booted:
     """An engine, ready to run a schedule."""
 
-    def __init__(self, root: Path, setup: Setup, surroundings: Surroundings) -> None:
-        self.setup, self.surroundings = setup, surroundings
+    def __init__(self, root: Path, setup: Setup, surroundings: Surroundings, device: Any = None) -> None:
+        self.setup, self.surroundings, self.device = setup, surroundings, device
         self.iteration = 0
         self.requests: dict[str, Any] = {}
         """The engine's Request by id."""
@@ -98,20 +100,28 @@ class Booted:
         self._answers = Answers({})
         self._script: Script | None = None
         self._late: list[Any] = []
-        is_v2 = (setup.model_runner or runner_of(root)) == V2
+        is_v2 = runner_in(setup, runner_of(root)) == V2
         is_told = not (is_v2 or setup.overlap)
         os.environ[RUNNER] = str(int(is_v2))
         with self._answers.required():
             self.core = self._built(root, is_v2)
-        self.model = Model(
-            blocks_of(setup),
-            setup.page_size,
-            setup.steps,
-            context=self.context,
-            is_told=is_told,
-            window=setup.window,
-            ring=setup.stages if is_v2 and setup.stages > 1 and has_ring(root) else 0,
-        )
+            self.model = (
+                self._release_worker(device)
+                if device is not None
+                else Model(
+                    blocks_of(setup),
+                    setup.page_size,
+                    setup.steps,
+                    context=self.context,
+                    is_told=is_told,
+                    window=setup.window,
+                    ring=setup.stages if is_v2 and setup.stages > 1 and has_ring(root) else 0,
+                )
+            )
+
+    def _release_worker(self, device: Any) -> ReleaseWorker:
+        blocks = self.scheduler.kv_cache_manager.get_block_ids
+        return ReleaseWorker(self.config, self._kv_cache(), self.setup, device, self._answers, blocks)
 
     @property
     def scheduler(self) -> Any:
@@ -123,6 +133,7 @@ class Booted:
         scheduler = kind.AsyncScheduler if self.setup.overlap else kind.Scheduler
         config: Any = configuration(self.setup, self._answers, scheduler, is_v2=is_v2)
         complete(root, config)
+        self.config = config
         self.depth = int(config.max_concurrent_batches)
         self.context = config.model_config.max_model_len = self._context(config)
 
@@ -141,7 +152,8 @@ class Booted:
         core.process_input_queue_block, core.reject_new_requests, core.last_counts = True, False, (0, 0)
         if (states := getattr(module, "EngineShutdownState", None)) is not None:
             core.shutdown_state = states.RUNNING
-        module.EngineCore.__init__(core, config, lambda _config: Executor(self), log_stats=False)
+        executor = ReleaseExecutor if self.setup.worker == "release" else Executor
+        module.EngineCore.__init__(core, config, lambda _config: executor(self), log_stats=False)
         return core
 
     def _context(self, config: Any) -> int:
@@ -271,12 +283,12 @@ def _fields(kind: type) -> tuple[tuple[str, bool], ...]:
 class _Result:
     """A future of what a batch says. It may be had at once; `arrive` is called when somebody waits for it."""
 
-    def __init__(self, value: Any, arrive: Callable[[], None], is_done: Callable[[], bool]) -> None:
-        self._value, self._arrive, self.done = value, arrive, is_done
+    def __init__(self, value: Callable[[], Any], arrive: Callable[[], None], is_done: Callable[[], bool]) -> None:
+        self._value, self._arrive, self.done = functools.cache(value), arrive, is_done
 
     def result(self, timeout: float | None = None) -> Any:
         self._arrive()
-        return self._value
+        return self._value()
 
     def add_done_callback(self, called: Callable[[Any], Any]) -> None:
         called(self)
@@ -295,6 +307,11 @@ class Executor:
         self._last: list[str] = []
 
     @property
+    def _model(self) -> Model:
+        assert isinstance(self._booted.model, Model)
+        return self._booted.model
+
+    @property
     def max_concurrent_batches(self) -> int:
         return self._booted.depth
 
@@ -304,10 +321,10 @@ class Executor:
         self._booted.launched(batch)
         if batch.total_num_scheduled_tokens:
             return self._later(None, non_block)
-        return self._later(self._output(self._booted.model.launch(batch)), non_block)  # the ends of requests, at most
+        return self._later(self._output(self._model.launch(batch)), non_block)  # the ends of requests, at most
 
     def sample_tokens(self, _grammar: Any, non_block: bool = False) -> Any:
-        said = self._booted.model.launch(self._batch)
+        said = self._model.launch(self._batch)
         self._last = list(said)
         return self._later(self._output(said), non_block)
 
@@ -319,11 +336,14 @@ class Executor:
         )
 
     def _later(self, value: Any, non_block: bool) -> Any:
+        return self._result(lambda: value, non_block)
+
+    def _result(self, value: Callable[[], Any], non_block: bool) -> Any:
         booted = self._booted
-        return _Result(value, booted.arrive, lambda: bool(booted.draws(2, "is done"))) if non_block else value
+        return _Result(value, booted.arrive, lambda: bool(booted.draws(2, "is done"))) if non_block else value()
 
     def take_draft_token_ids(self) -> Any:
-        return self._outputs.DraftTokenIds(self._last, self._booted.model.drafts(self._last))
+        return self._outputs.DraftTokenIds(self._last, self._model.drafts(self._last))
 
     def collective_rpc(self, *_arguments: Any, **_named: Any) -> list[Any]:
         return []
@@ -333,6 +353,26 @@ class Executor:
     def reset_encoder_cache(self) -> None: ...
 
     def register_failure_callback(self, _callback: Any) -> None: ...
+
+
+class ReleaseExecutor(Executor):
+    """Has the release's own worker run each batch. The host waits for what a batch says when somebody asks for it."""
+
+    @property
+    def _worker(self) -> ReleaseWorker:
+        assert isinstance(self._booted.model, ReleaseWorker)
+        return self._booted.model
+
+    def execute_model(self, batch: Any, non_block: bool = False) -> Any:
+        self._booted.launched(batch)
+        return self._later(self._worker.execute(batch), non_block)
+
+    def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
+        said = self._worker.sample(grammar)
+        return self._result(getattr(said, "get_output", lambda: said), non_block)
+
+    def take_draft_token_ids(self) -> Any:
+        return self._worker.drafts()
 
 
 class Grammars:

@@ -7,25 +7,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from specsim.world.fakes import Answers, Fake
+import torch
+
+from specsim.world.fakes import Answers, Fake, nothing, said
+from specsim.world.hash_model import VOCABULARY
 from specsim.world.scheduler import Setup
 
 CONTEXT = 240
-_ABSENT = ("diffusion_config", "ec_transfer_config", "kv_events_config", "kv_transfer_config", "lora_config")
+_ABSENT = (
+    *("diffusion_config", "ec_transfer_config", "kv_events_config", "kv_transfer_config", "lora_config"),
+    *("mamba_config", "offload_config", "reasoning_config", "watermark_config"),
+)
+_OTHER_DRAFTS = ("use_dflash", "use_dspark", "use_multi_module_mtp", "use_ngram", "uses_draft_model", "uses_ngram")
 _NOT_OF_THE_MODEL = (
+    "enable_prompt_embeds",
     "enable_return_routed_experts",
     "is_diffusion",
+    "enable_trace_replay",
     "is_encoder_decoder",
+    "is_moe",
     "is_multimodal_model",
     "return_sampling_mask",
     "supports_multimodal_inputs",
+    "use_fp64_gumbel",
     "uses_mrope",
     "uses_xdrope",
 )
-
-
-def _said(value: object) -> Any:
-    return lambda *_arguments, **_named: value
 
 
 def blocks_of(setup: Setup) -> int:
@@ -51,8 +58,10 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
         parallel_drafting=False,
         disable_eagle_block_drop=False,
         disable_lookahead_block_hashes=False,
-        **{name: _said(True) for name in ("use_eagle", "use_eagle_block_drop", "needs_eagle_block_drop")},
-        **{name: _said(False) for name in ("uses_draft_model", "use_dflash", "use_dspark", "use_multi_module_mtp")},
+        rejection_sample_method="standard",
+        enable_adaptive_verification=False,
+        **{name: said(True) for name in ("use_eagle", "use_eagle_block_drop", "needs_eagle_block_drop")},
+        **{name: said(False) for name in _OTHER_DRAFTS},
     )
     return fake(
         "vllm_config",
@@ -60,6 +69,10 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             "model_config",
             max_model_len=setup.context or CONTEXT,
             runner_type="generate",
+            dtype=torch.float32,
+            get_vocab_size=said(VOCABULARY),
+            logprobs_mode="raw_logprobs",
+            **dict.fromkeys(("hf_config", "logits_processors", "rswa_window")),
             **dict.fromkeys(_NOT_OF_THE_MODEL, False),
         ),
         cache_config=fake(
@@ -73,6 +86,9 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             mamba_cache_mode="none",
             enable_mamba_fine_grained_prefix_cache=False,
             enable_mamba_shared_prefix_checkpoint=False,
+            cache_dtype="auto",
+            use_replayssm=False,
+            kv_sharing_fast_prefill=False,
         ),
         scheduler_config=fake(
             "scheduler_config",
@@ -91,7 +107,7 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             disable_chunked_mm_input=False,
             disable_hybrid_kv_cache_manager=False,
             max_num_partial_prefills=1,
-            get_scheduler_cls=_said(scheduler),
+            get_scheduler_cls=said(scheduler),
         ),
         parallel_config=fake(
             "parallel_config",
@@ -102,6 +118,9 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             data_parallel_rank_local=0,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            tensor_parallel_size=1,
+            cp_kv_cache_interleave_size=1,
+            enable_batch_sharded_sampling=False,
         ),
         observability_config=fake(
             "observability_config",
@@ -109,8 +128,17 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             kv_cache_metrics=False,
             enable_mfu_metrics=False,
             enable_logging_iteration_details=False,
+            cudagraph_metrics=False,
         ),
-        ec_manager_config=fake("ec_manager_config", get_encoder_cache_manager_obj=_said(None)),
+        compilation_config=fake(
+            "compilation_config",
+            cudagraph_mode=None,
+            mode=None,
+            resolve_cudagraph_mode_and_sizes=nothing,
+            static_forward_context={},
+        ),
+        load_config=fake("load_config"),
+        ec_manager_config=fake("ec_manager_config", get_encoder_cache_manager_obj=said(None)),
         aux_output_config=fake("aux_output_config", enabled=False),
         speculative_config=eagle if steps else None,
         **dict.fromkeys(_ABSENT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specsim.engines.vllm.scheduler.configuration import CONTEXT
+from specsim.engines.vllm.scheduler.runners import V2
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, Facts, Setup
 from specsim.world.workload import CROSSED
 
@@ -57,12 +58,28 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=64, context=64),
     Setup(page_size=4, slots=96, context=50, steps=2, draft_tokens=3),
     Setup(page_size=4, slots=96, steps=1, draft_tokens=2, stages=2, overlap=False, model_runner="V2"),
+    Setup(page_size=4, slots=96, worker="release"),
+    Setup(page_size=4, slots=96, overlap=False, worker="release"),
+    Setup(page_size=16, slots=256, worker="release"),
+    Setup(page_size=4, slots=96, steps=0, draft_tokens=1, worker="release"),
+    Setup(page_size=4, slots=96, rows=3, chunk=12, priorities=True, worker="release"),
+    Setup(page_size=4, slots=160, window=8, worker="release"),
+    Setup(page_size=4, slots=80, stages=2, worker="release"),
+    Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, worker="release"),
+    Setup(page_size=4, slots=96, steps=1, draft_tokens=2, stages=2, overlap=False, worker="release"),
+    Setup(page_size=4, slots=160, window=6, chunk=12, stages=2, worker="release"),
+    Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, overlap=False, worker="release"),
 )
 
-_SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window"))
-"""Settings that memory, the model and the load decide; of the others a server has what it is told."""
+_SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window", "worker", "model_runner"))
+"""Settings that memory, the model and the load decide, or that are ours; of the others a server has what it is told."""
 
 
-def reach_of(setup: Setup) -> str:
-    """Who has a server that is started so: "default" or "option"."""
-    return "default" if setup.settings.keys() <= _SIZES else "option"
+def reach_of(setup: Setup, runner: str) -> str:
+    """Who has a server that is started so: "default" or "option". `runner` is the model runner of most models."""
+    return "default" if setup.settings.keys() <= _SIZES and runner_in(setup, runner) == runner else "option"
+
+
+def runner_in(setup: Setup, runner: str) -> str:
+    """The model runner of a setup, of a release where most models have `runner`."""
+    return setup.model_runner or (V2 if setup.worker == "release" else runner)

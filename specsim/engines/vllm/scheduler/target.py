@@ -5,16 +5,25 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from specsim.choices.chooser import replayed
 from specsim.engines.importable import imported
+from specsim.engines.vllm.scheduler import release_model, release_worker
 from specsim.engines.vllm.scheduler.boot import REFUSED, Booted, load, release_module
+from specsim.engines.vllm.scheduler.runners import runner_of
 from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
 from specsim.errors import UsageError
+from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.isolation.phases import running
 from specsim.verdict import NotRun
+from specsim.world.blame import Blame
+from specsim.world.fakes import NotRunError
 from specsim.world.hash_model import prefix_of
 from specsim.world.own import OwnScheduler
 from specsim.world.release import ReleaseFiles
@@ -53,6 +62,12 @@ LACKS = (
     ("schedules with mamba layers", "the toy model has layers of full attention, and of a sliding window"),
     ("schedules with several ranks, KV connectors or disaggregation", "one process runs, without sockets"),
 )
+LACKS_OF_RELEASE_WORKERS = (
+    ("the first model runner", "the second one runs"),
+    ("the release's sampler, drafter and attention", "in their place is the model"),
+)
+MODELS = frozenset(str(module.__file__) for module in (release_model, release_worker))
+"""Files in which a model reads and writes: ours."""
 PAUSE_THAT_REFUSES = "pause_generation"
 _MODES = {KEEP: "keep", DRAIN: "wait", ABORT: "abort"}
 COVERED = ("v1/core/", "v1/engine/core.py", "v1/request.py")
@@ -76,7 +91,7 @@ class VllmScheduler:
     starts_anew = True
 
     def __init__(self, release: ReleaseFiles, edit: Edit | None = None) -> None:
-        self._release = release
+        self._release, self._open = release, ExitStack()
         digest = hashlib.sha256()
         for file in sorted(Path(release.folder, "v1", "core").rglob("*.py")):
             digest.update(file.read_bytes())
@@ -97,16 +112,27 @@ class VllmScheduler:
         return self._release.statements(file)
 
     def lacks(self, worker: str) -> Sequence[tuple[str, str]]:
-        return LACKS
+        return LACKS if worker == "fake" else (*LACKS, *LACKS_OF_RELEASE_WORKERS)
 
     def reach(self, setup: Setup) -> str:
-        return reach_of(setup)
+        return reach_of(setup, runner_of(self._release.root))
 
     def start(self, setup: Setup) -> Started:
         with running():
-            booted = Booted(self._release.root, setup, self._surroundings)
+            device = self._simulated() if setup.worker == "release" else None
+            booted = Booted(self._release.root, setup, self._surroundings, device)
         self._release.probes.started()
         return Started(booted, self._release, replace(self._facts, context=booted.context))
+
+    def _simulated(self) -> Any:
+        """A virtual device, in place of the one before: it has the streams of one engine."""
+        from specsim.vdevice import simulate
+
+        torch.set_num_threads(1)
+        with suppress(Exception):  # of what was left to run
+            self._open.close()
+        device = simulate(replayed(()), sites=lambda file: file in MODELS or bool(self._release.below(file)))
+        return self._open.enter_context(device)
 
     def outcomes(self, setup: Setup, length: int) -> Any:
         raise UsageError("the outcomes of vLLM's worker cannot be weighed", "weigh those of a release of SGLang")
@@ -124,8 +150,11 @@ class Started(OwnScheduler):
         """By request what its user was sent, of the first `_taken` outputs."""
         self._taken = 0
         self._answers: dict[str, Answer] = {}
-        self._counts: list[int] = []
-        """Of records, at the start of each iteration."""
+        self._counts: list[tuple[int, int]] = []
+        """Of records and of what the device found, at the start of each iteration."""
+        self._blame = Blame(
+            MODELS, "", release_model.unwritten.__name__, {}, lambda file, line: f"{release.below(file) or file}:{line}"
+        )
 
     def logprobs(self, turn: Turn, prompt: Sequence[int], tokens: Sequence[int]) -> list[LogprobRow]:
         return []
@@ -173,21 +202,33 @@ class Started(OwnScheduler):
     # ---- the run
 
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
-        booted, probes = self._booted, self._release.probes
+        booted, probes, device = self._booted, self._release.probes, self._booted.device
         probes.clear()
         booted.surroundings.restart()
         booted.model.right = lambda most: most - chooser.choose(most + 1, "accept")
         booted.draws, booted.launched = chooser.choose, self._note_launch
+        if device is not None:
+            device.restart(chooser)
 
         def counted(iteration: int) -> Sequence[Any] | None:
-            self._counts.append(len(booted.model.reports.records))
+            self._counts.append((len(booted.model.reports.records), len(device.findings) if device else 0))
             return script(iteration)
 
         try:
             booted.run(counted)
+        except UnsupportedError as error:
+            raise NotRunError(f"a kernel of the release cannot be run: {error}") from error
         finally:
-            records = enumerate(booted.model.reports.records)
-            self.seen.noted += [Noted(record, bisect_right(self._counts, number) - 1) for number, record in records]
+            by_records, by_findings = zip(*self._counts, strict=True) if self._counts else ((), ())
+            noted = [
+                (record, bisect_right(by_records, at) - 1) for at, record in enumerate(booted.model.reports.records)
+            ]
+            if device is not None:
+                with suppress(Exception):
+                    torch.cuda.synchronize()
+                found = enumerate(device.findings)
+                noted += [(self._blame.record(one), bisect_right(by_findings, at) - 1) for at, one in found]
+            self.seen.noted += [Noted(record, at) for record, at in noted]
             self.seen.ran.update(probes.lines())
 
     def _note_launch(self, batch: Any) -> None:
