@@ -1,8 +1,10 @@
 """What a schedule of the scheduler tier costs: the scheduler of each target, imported in a process of its own, started
-for each setup, and a fork of that for each schedule, as the tier does it.
+for each setup, and a fork of that for each schedule, as the tier does it; of one that starts faster than a process
+forks, started for each schedule.
 
-CPU time of a schedule is that of its fork, and what its starter takes to make it. As its iterations vary, the cost that
-each schedule has is told apart from that of an iteration: a line through all of them (least squares).
+CPU time of a schedule is that of its fork, and what its starter takes to make it, or that of its start and its run. As
+its iterations vary, the cost that each schedule has is told apart from that of an iteration: a line through all of them
+(least squares).
 
 Run as a module, this is the process of one target: it reads a question from standard input and prints JSON.
 """
@@ -11,15 +13,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from statistics import linear_regression, median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specsim.bench.rows import Row
 from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from specsim.world.forks import Wanted
 
 NAME = "scheduler"
 SCHEDULES = 100
@@ -152,27 +158,44 @@ def _measured(scheduler: Any, worker: str, indices: Sequence[int], rounds: int) 
         return [], []
     settle()
     seconds = time.process_time() - began
+
+    def cost(index: int) -> Cost:
+        schedule = wanted(scheduler.setups, 0, index, 0.0, worker)
+        if scheduler.starts_anew:
+            return _cost_with_start(scheduler, schedule)
+        return _cost(started, scheduler.setups, schedule)
+
     return [seconds], [
-        min((_cost(started, scheduler.setups, worker, index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds)
-        for index in indices
+        min((cost(index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds) for index in indices
     ]
 
 
-def _cost(started: Any, setups: Sequence[Any], worker: str, index: int) -> Cost:
-    """Run one schedule in a fork."""
+def _run(started: Any, setups: Sequence[Any], schedule: Wanted) -> tuple[int, int]:
+    """The iterations and the requests of a schedule."""
     from specsim.rules.table import CHECKS
-    from specsim.world.forks import wanted
     from specsim.world.schedule import run_schedule
 
+    chooser = schedule.chooser()
+    chooser.choose(len(setups), "setup")
+    record = run_schedule(started, schedule.setup(setups), CHECKS, chooser)
+    return record.iterations, record.requests
+
+
+def _cost_with_start(scheduler: Any, schedule: Wanted) -> Cost:
+    began, faults = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    started = scheduler.start(schedule.setup(scheduler.setups))
+    iterations, requests = _run(started, scheduler.setups, schedule)
+    seconds = time.process_time() - began
+    return Cost(iterations, requests, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+
+
+def _cost(started: Any, setups: Sequence[Any], schedule: Wanted) -> Cost:
+    """In a fork."""
     began = time.process_time()
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        schedule = wanted(setups, 0, index, 0.0, worker)
-        chooser = schedule.chooser()
-        chooser.choose(len(setups), "setup")
-        record = run_schedule(started, schedule.setup(setups), CHECKS, chooser)
-        os.write(writer, json.dumps([record.iterations, record.requests]).encode())
+        os.write(writer, json.dumps(_run(started, setups, schedule)).encode())
         os._exit(0)
     _, _, usage = os.wait4(pid, 0)
     iterations, requests = json.loads(os.read(reader, 1000))
