@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from specsim.engines.sglang.scheduler.freed import watch
+from specsim.vdevice.device import Device
 from specsim.world.kv import FreedTwice, Kv, Reports
 from specsim.world.ledger import Freed
 
@@ -43,7 +45,9 @@ def release(freed: list[Any]) -> tuple[Any, Callable[..., None]]:
 
 
 def device(*pending: Any) -> Any:
-    return SimpleNamespace(current=SimpleNamespace(queue=deque(pending)))
+    one = SimpleNamespace(current=SimpleNamespace(queue=deque(pending)))
+    one.after = partial(Device.after, cast(Any, one))
+    return one
 
 
 def kv() -> Kv:

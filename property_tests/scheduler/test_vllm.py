@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from specsim.engines.importable import folder_of
 from specsim.engines.packages import cached_packages
 from specsim.engines.target import Release
 from specsim.engines.vllm.scheduler.configuration import CONTEXT, configuration
+from specsim.engines.vllm.scheduler.freed import watch
 from specsim.engines.vllm.scheduler.model import PAD, Model
 from specsim.engines.vllm.scheduler.planted import planted
 from specsim.engines.vllm.scheduler.runners import V1, V2, complete, has_ring, runner_of
@@ -30,6 +32,7 @@ from specsim.lifting.planted import edited
 from specsim.world.fakes import Answers, DriftError
 from specsim.world.hash_model import Prefixes, decoded, prefix_of
 from specsim.world.kv import BadValue, NoSlot
+from specsim.world.ledger import Freed
 from specsim.world.scheduler import Setup, WrongContent, rows_of
 
 FAKE = [SETUPS[row] for row in rows_of(SETUPS, "fake")]
@@ -327,6 +330,74 @@ def test_a_block_that_holds_another_requests_kv_is_wrong_content() -> None:
     (content,) = model.reports.records
     assert isinstance(content, WrongContent)
     assert (content.rid, content.pool, content.position, content.slot) == ("b", "full", 0, 5 * BLOCK)
+
+
+class Block(SimpleNamespace):
+    block_id: int
+    ref_cnt: int = 1
+    is_null: bool = False
+
+
+class Blocks:
+    """A pool of blocks, as the release has one."""
+
+    def free_blocks(self, blocks: Iterable[Block], prepend: bool = False) -> None:
+        assert prepend
+        for block in blocks:
+            block.ref_cnt -= 1
+
+    def touch(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            block.ref_cnt += 1
+
+
+def test_who_frees_the_last_use_of_a_block_is_told_and_who_takes_it_up_again() -> None:
+    pool, told = Blocks(), list[tuple[str, list[int], str]]()
+    holder = SimpleNamespace(
+        freed=lambda blocks, by: told.append(("freed", blocks, by.function)),
+        revived=lambda blocks: told.append(("revived", blocks, "")),
+    )
+    watch(pool, holder, lambda file: Path(file).name)
+    one, shared, null = Block(block_id=1), Block(block_id=2, ref_cnt=2), Block(block_id=0, is_null=True)
+    pool.free_blocks((block for block in (one, shared, null)), prepend=True)
+    pool.touch([one, shared])
+    here = test_who_frees_the_last_use_of_a_block_is_told_and_who_takes_it_up_again.__name__
+    assert told == [("freed", [1], here), ("revived", [1], "")]
+
+
+def test_a_block_that_is_read_after_it_was_freed_says_who_freed_it() -> None:
+    model = made()
+    model.prefixes["b"] = Prefixes([90, *PROMPT])
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    model.freed([5], Freed("Manager.free", "manager.py:7"))
+    other = arrives([5, 3, 4])
+    other.req_id, other.prompt_token_ids = "b", [90, *PROMPT]
+    model.launch(batch({"b": 7}, new=[other]))
+    model.launch(batch({"a": 1}, cached=goes_on([7], 6)))
+    (content,) = model.reports.records
+    assert isinstance(content, WrongContent)
+    assert (content.rid, content.holds, content.freed_by, content.where) == (
+        "a",
+        "other tokens",
+        "Manager.free",
+        "manager.py:7",
+    )
+
+
+@pytest.mark.parametrize("revives", [False, True])
+def test_a_block_that_was_freed_holds_nothing_until_somebody_takes_it_up_or_writes_it(revives: bool) -> None:
+    model = made()
+    model.prefixes["b"] = Prefixes([90, *PROMPT])
+    model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
+    model.freed([5, 2], Freed("Manager.free", "manager.py:7"))
+    if revives:
+        model.revived([5])
+    other = arrives([5, 3, 4], 4)
+    other.req_id, other.prompt_token_ids = "b", [90, *PROMPT]
+    model.launch(batch({"b": 3}, new=[other]))
+    (content,) = model.reports.records
+    assert isinstance(content, WrongContent)
+    assert (content.holds, content.freed_by) == ("other tokens" if revives else "nothing", "")
 
 
 def test_tokens_without_a_block_and_tokens_that_nobody_said_are_noted() -> None:

@@ -407,6 +407,21 @@ class Device:
         operation.run = lambda by: function(Accesses(by, self.report))
         self.enqueue(operation)
 
+    def after(self, stream: Stream, note: Callable[[], None]) -> None:
+        """Call `note` when a stream has run what was launched on it by now. It is no operation."""
+        if not stream.queue:
+            note()
+            return
+        operation = stream.queue[-1]
+        run = operation.run
+
+        def run_and_note(by: Operation) -> None:
+            if run is not None:
+                run(by)
+            note()
+
+        operation.run = run_and_note
+
     def new_operation(self, what: str, site: Site, reads: Uses = (), writes: Uses = ()) -> Operation:
         """The next operation of the current stream."""
         stream = self.current

@@ -203,7 +203,7 @@ class Kv:
     def __init__(self, reports: Reports, slots: int, window_slots: int = 0) -> None:
         self.full = np.full(slots, UNWRITTEN, np.int64)
         self.window = np.full(window_slots, UNWRITTEN, np.int64)
-        self.ledger = Ledger()
+        self.ledger, self.window_ledger = Ledger(), Ledger()
         self._reports = reports
         self._drafted_by: dict[tuple[str, int], str] = {}  # by pool and slot who wrote the rejected draft in it
 
@@ -212,6 +212,7 @@ class Kv:
         self.full.fill(UNWRITTEN)
         self.window.fill(UNWRITTEN)
         self.ledger.restart()
+        self.window_ledger.restart()
         self._drafted_by.clear()
 
     def read(
@@ -240,6 +241,7 @@ class Kv:
 
     def write_window(self, reader: Reader, slot: int, kv: int) -> None:
         self.window[slot] = kv
+        self.window_ledger.wrote((slot,), (kv,))
         if kv == REJECTED:
             self._drafted_by["window", slot] = reader.owner
 
@@ -249,8 +251,9 @@ class Kv:
         """Note that a position of a request does not hold what it should."""
         if not reader.is_read or self._reports.has(reader.rid, "content"):
             return
-        freed = self.ledger.freed_under(slot, expected) if pool == "full" else None
-        if pool == "full" and freed is None and self.ledger.is_unwritten(slot):
+        ledger = {"full": self.ledger, "window": self.window_ledger}.get(pool)
+        freed = ledger.freed_under(slot, expected) if ledger is not None else None
+        if ledger is not None and freed is None and ledger.is_unwritten(slot):
             actual = UNWRITTEN  # what is in it was left by who had it before
         if actual == REJECTED and self._drafted_by.get((pool, slot)) != reader.owner:
             actual = REJECTED_OF_OTHERS

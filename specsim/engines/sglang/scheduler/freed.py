@@ -8,7 +8,7 @@ no tensor is kept: a schedule is the same with it and without.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ def watch(allocator: Any, device: Any, kv: Kv) -> None:
         finally:  # an allocator that looks itself raises when it has freed them
             lists = _free_lists(allocator)
             freed = slots if is_first_time else None
-            _behind_what_is_launched(device, lambda: _note(kv, freed, lists, page, by))
+            device.after(device.current, lambda: _note(kv, freed, lists, page, by))
 
     allocator.free = noted
 
@@ -47,22 +47,6 @@ def _note(kv: Kv, indices: Any, free_lists: list[Any], page: int, by: Freed) -> 
     twice = _twice(free_lists)
     if twice is not None:
         kv.freed_twice(twice * page, by)
-
-
-def _behind_what_is_launched(device: Any, note: Callable[[], None]) -> None:
-    queue = device.current.queue
-    if not queue:
-        note()
-        return
-    operation = queue[-1]
-    run = operation.run
-
-    def run_and_note(by: Any) -> None:
-        if run is not None:
-            run(by)
-        note()
-
-    operation.run = run_and_note
 
 
 def _caller(frame: Any) -> tuple[Freed, bool]:

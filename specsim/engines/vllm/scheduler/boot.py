@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from specsim.engines.vllm.scheduler.configuration import blocks_of, configuration
+from specsim.engines.vllm.scheduler.freed import watch
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
 from specsim.engines.vllm.scheduler.model import Model
 from specsim.engines.vllm.scheduler.release_worker import ReleaseWorker
@@ -118,6 +119,10 @@ class Booted:
                     ring=setup.stages if is_v2 and setup.stages > 1 and has_ring(root) else 0,
                 )
             )
+
+    def watch_blocks(self, below: Callable[[str], str]) -> None:
+        """Have the model told who frees blocks. `below(file)` is the name of a file of the release."""
+        watch(self.scheduler.kv_cache_manager.block_pool, self.model, below)
 
     def _release_worker(self, device: Any) -> ReleaseWorker:
         blocks = self.scheduler.kv_cache_manager.get_block_ids

@@ -19,6 +19,7 @@ import numpy as np
 
 from specsim.world.hash_model import EMPTY, Prefixes, extended, likely, next_token
 from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Ints, Kv, NoSlot, Reports
+from specsim.world.ledger import Freed
 
 PAD = -1
 """A draft that the scheduler does not know: the device has it."""
@@ -74,6 +75,13 @@ class Model:
         drafts = batch.scheduled_spec_decode_tokens
         counts = batch.num_scheduled_tokens.items()
         return {rid: self._run(self._seats[rid], count, drafts.get(rid, ())) for rid, count in counts}
+
+    def freed(self, blocks: Sequence[int], by: Freed) -> None:
+        """See `specsim.engines.vllm.scheduler.freed.Holder`."""
+        note_freed(self.kv, blocks, self.block_size, by)
+
+    def revived(self, blocks: Sequence[int]) -> None:
+        note_revived(self.kv, blocks, self.block_size)
 
     def drafts(self, rids: Sequence[str]) -> list[list[int]]:
         """The drafts of these requests' next verifications, as the scheduler is told of them."""
@@ -199,3 +207,19 @@ class Model:
 
     def _room(self, seat: Seat) -> int:
         return min(map(len, seat.blocks)) * self.block_size
+
+
+def note_freed(kv: Kv, blocks: Sequence[int], block_size: int, by: Freed) -> None:
+    """In the ledgers of both pools: a block is of one of them."""
+    for block in blocks:
+        for ledger in (kv.ledger, kv.window_ledger):
+            ledger.freed(range(block * block_size, (block + 1) * block_size), by)
+
+
+def note_revived(kv: Kv, blocks: Sequence[int], block_size: int) -> None:
+    """What is in them is what was written there."""
+    for block in blocks:
+        slots = range(block * block_size, (block + 1) * block_size)
+        kv.ledger.wrote(slots, kv.full[slots.start : slots.stop].tolist())
+        if kv.window.size:
+            kv.window_ledger.wrote(slots, kv.window[slots.start : slots.stop].tolist())

@@ -19,19 +19,21 @@ import inspect
 import itertools
 import textwrap
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from specsim.engines.vllm.scheduler.imports import PACKAGE
+from specsim.engines.vllm.scheduler.model import note_freed, note_revived
 from specsim.engines.vllm.scheduler.release_model import Pass, Seat, StageModel
 from specsim.vdevice.tensors import VirtualTensor, device_view
 from specsim.world.clock import overridden
 from specsim.world.fakes import Answers, DriftError, Fake, nothing, said
 from specsim.world.hash_model import Prefixes
 from specsim.world.kv import Disagreement, Kv, Reports
+from specsim.world.ledger import Freed
 from specsim.world.scheduler import Setup
 
 NEEDED = "dispatch_cg_and_sync_dp", "init_attn_backend"
@@ -101,6 +103,18 @@ class ReleaseWorker:
         last = self.stages[-1]
         with last.entered():
             return last.runner.take_draft_token_ids()
+
+    def freed(self, blocks: Sequence[int], by: Freed) -> None:
+        """See `specsim.engines.vllm.scheduler.freed.Holder`: of what is launched from now on."""
+        for stage in self.stages:
+            note = functools.partial(note_freed, stage.model.kv, blocks, self.setup.page_size, by)
+            self.device.after(stage.stream, note)
+
+    def revived(self, blocks: Sequence[int]) -> None:
+        for stage in self.stages:
+            self.device.after(
+                stage.stream, functools.partial(note_revived, stage.model.kv, blocks, self.setup.page_size)
+            )
 
     # ---- what stages ask
 

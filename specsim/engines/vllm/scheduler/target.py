@@ -121,6 +121,7 @@ class VllmScheduler:
         with running():
             device = self._simulated() if setup.worker == "release" else None
             booted = Booted(self._release.root, setup, self._surroundings, device)
+        booted.watch_blocks(self._release.below)
         self._release.probes.started()
         return Started(booted, self._release, replace(self._facts, context=booted.context))
 
