@@ -17,6 +17,7 @@ from property_tests.support.known_releases import VLLM_NEW, VLLM_OLD
 from property_tests.support.release_schedules import shown_by, signatures_of
 from property_tests.support.replay_fixtures import EXPECT, FILES
 from property_tests.support.scheduler_checkouts import specsim
+from property_tests.support.vllm_batches import BLOCK, PROMPT, arrives, batch, goes_on, made
 from specsim import replay_file
 from specsim.engines.importable import folder_of
 from specsim.engines.packages import cached_packages
@@ -39,8 +40,6 @@ FAKE = [SETUPS[row] for row in rows_of(SETUPS, "fake")]
 COUNT = 3 * len(FAKE)
 FIXTURES = tuple(file for file in FILES if f"vllm=={VLLM_OLD}" in EXPECT[file.stem])
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
-PROMPT = [20, 21, 22, 23, 24, 25]
-BLOCK = 4
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,7 @@ def test_a_planted_defect_is_found(release: str, tmp_path: Path, mutant: str, si
         "--mutant",
         mutant,
         "--schedules",
-        str(4 * len(FAKE)),
+        str(6 * len(FAKE)),
         "--no-shrink",
         "--out",
         tmp_path / "out",
@@ -202,49 +201,6 @@ def test_the_second_model_runner_is_the_default_where_no_model_is_named_for_it(
 
 
 # ---- the model
-
-
-def batch(counts: dict[str, int], *, new: Any = (), cached: Any = None, drafts: Any = None, finished: Any = ()) -> Any:
-    nothing = SimpleNamespace(
-        req_ids=[], resumed_req_ids=set(), new_token_ids=[], all_token_ids={}, new_block_ids=[], num_computed_tokens=[]
-    )
-    return SimpleNamespace(
-        finished_req_ids=set(finished),
-        scheduled_new_reqs=list(new),
-        scheduled_cached_reqs=cached or nothing,
-        num_scheduled_tokens=counts,
-        scheduled_spec_decode_tokens=drafts or {},
-    )
-
-
-def arrives(blocks: list[int], computed: int = 0, tokens: list[int] | None = None) -> Any:
-    return SimpleNamespace(
-        req_id="a",
-        prompt_token_ids=PROMPT,
-        prefill_token_ids=tokens,
-        block_ids=(blocks,),
-        num_computed_tokens=computed,
-    )
-
-
-def goes_on(
-    blocks: list[int], computed: int = 0, *, resumed: bool = False, tokens: Any = None, told: Any = None
-) -> Any:
-    return SimpleNamespace(
-        req_ids=["a"],
-        resumed_req_ids={"a"} if resumed else set(),
-        new_token_ids=[told] if told is not None else [],
-        all_token_ids={"a": tokens} if tokens is not None else {},
-        new_block_ids=[(blocks,) if blocks else None],
-        num_computed_tokens=[computed],
-    )
-
-
-def made(*, is_told: bool = False, right: int = 9) -> Model:
-    model = Model(8, BLOCK, 3, context=240, is_told=is_told)
-    model.right = lambda most: min(most, right)
-    model.prefixes["a"] = Prefixes(PROMPT)
-    return model
 
 
 SAID = decoded(PROMPT, 12)

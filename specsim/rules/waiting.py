@@ -89,7 +89,8 @@ def _backwards(seen: Seen) -> Seen:
 
 class Order(Check):
     """Of two requests that wait, the one that is more urgent starts first; of two that are as urgent, the one that came
-    first. They start together, too.
+    first. They start together, too. Those with a
+    grammar wait for that in a queue of their own.
     """
 
     rule = Rule("S12", "order", "requests start in the order of their priorities and arrivals", Severity.WRONG_RESULT)
@@ -104,9 +105,12 @@ class Order(Check):
                 started.setdefault(rid, launch.iteration)
         turns = {turn.rid: turn for turn in run.users.workload.turns}
         rank = self.facts.priorities.index
-        sent = {rid: (rank(turns[rid].priority), at) for rid, at in run.users.sent_at.items()}
+        sent = {rid: (rank(turns[rid].priority), at + turns[rid].compiling) for rid, at in run.users.sent_at.items()}
         stays = sent.keys() - run.users.aborted.keys() - run.users.refusable
+        stays = {rid for rid in stays if not turns[rid].grammar}
         for rid, at in sorted(started.items(), key=itemgetter(1)):
+            if rid in turns and turns[rid].grammar:
+                continue
             priority, arrival = sent.get(rid, (len(self.facts.priorities), 0))
             for other in filter(stays.__contains__, sent):
                 other_priority, other_arrival = sent[other]

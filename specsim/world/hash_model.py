@@ -75,6 +75,7 @@ class Prefixes:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.prompt = list(prompt)
         self._hashes = np.zeros(2 * len(prompt) + 64, np.int64)
+        self._tokens: list[int] = []
         self._count = 0  # prefixes hashed, beside the empty one
         self.say(0, prompt)
 
@@ -102,10 +103,13 @@ class Prefixes:
 
     def token(self, position: int) -> int:
         """The token at a position."""
-        return self.prompt[position] if position < len(self.prompt) else next_token(self.of(position))
+        self.first(position + 1)
+        return self._tokens[position]
 
     def _append(self, token: int) -> None:
         if self._count + 1 == len(self._hashes):
             self._hashes = np.concatenate([self._hashes, np.zeros_like(self._hashes)])
+        del self._tokens[self._count :]
+        self._tokens.append(token)
         self._hashes[self._count + 1] = extended(int(self._hashes[self._count]), token)
         self._count += 1

@@ -197,7 +197,7 @@ def _request(
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
     if setup.context and chooser.choose(2, "fills the context"):
         answer = limit - len(prompt)
-    grammar = _grammar(chooser, setup, decode, prompt, answer) if "grammars" in features else ()
+    grammar = _grammar(chooser, setup, facts, decode, prompt, answer) if "grammars" in features else ()
     return Turn(
         rid=_rid(chooser, number),
         prompt=prompt,
@@ -287,14 +287,17 @@ def _stop_text(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: 
     return tuple(decode(prompt, answer, 0)[start : start + between(chooser, 1, 3, "text")])
 
 
-def _grammar(chooser: Chooser, setup: Setup, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
+def _grammar(
+    chooser: Chooser, setup: Setup, facts: Facts, decode: Decode, prompt: Sequence[int], answer: int
+) -> tuple[int, ...]:
     """A grammar of one text: what the fake worker says, masked or not, and of a release's own worker also one that it
     says for the mask alone. It ends at the first of its last token, which ends the answer, too.
     """
     if not chooser.choose(2, "has a grammar"):
         return ()
     end = between(chooser, 1, answer, "grammar's end")
-    rank = chooser.choose(RANKS, "grammar's rank") if setup.worker == "release" else 0
+    masks = facts.masks or setup.worker == "release"
+    rank = chooser.choose(RANKS, "grammar's rank") if masks else 0
     tokens = tuple(decode(prompt, end, rank))
     return tokens[: tokens.index(tokens[-1]) + 1]
 

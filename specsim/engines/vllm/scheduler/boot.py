@@ -21,6 +21,7 @@ import torch
 
 from specsim.engines.vllm.scheduler.configuration import blocks_of, configuration
 from specsim.engines.vllm.scheduler.freed import watch
+from specsim.engines.vllm.scheduler.grammars import manage, parameters_of
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
 from specsim.engines.vllm.scheduler.model import Model
 from specsim.engines.vllm.scheduler.release_worker import ReleaseWorker
@@ -96,6 +97,8 @@ class Booted:
         self.sent: list[tuple[int, Any]] = []
         """What it sent, an EngineCoreOutput, and in which iteration."""
         self.has_paused = True
+        self.compiling: dict[str, int] = {}
+        """By request in how many iterations its grammar is compiled."""
         self.launched: Callable[[Any], None] = lambda _batch: None
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
         self._answers = Answers({})
@@ -150,7 +153,6 @@ class Booted:
                 booted._receive()
                 super()._process_input_queue()
 
-        vars(module)["StructuredOutputManager"] = lambda _config: Grammars()
         core = Core.__new__(Core)
         core.input_queue, core.output_queue = _Arrivals(self._receive), SimpleNamespace(put_nowait=self._send)
         core.engine_index, core.engines_running, core.publish_dp_lb_stats = 0, False, False
@@ -159,6 +161,7 @@ class Booted:
             core.shutdown_state = states.RUNNING
         executor = ReleaseExecutor if self.setup.worker == "release" else Executor
         module.EngineCore.__init__(core, config, lambda _config: executor(self), log_stats=False)
+        manage(core.structured_output_manager, lambda: self.iteration, self.compiling)
         return core
 
     def _context(self, config: Any) -> int:
@@ -245,8 +248,23 @@ class Booted:
     def _kinds(self) -> Any:
         return release_module("engine").EngineCoreRequestType
 
-    def add(self, rid: str, prompt: Sequence[int], answer: int, *, priority: int = 0, **sampling: Any) -> Any:
-        """A request to generate. `sampling` are fields of SamplingParams."""
+    def add(
+        self,
+        rid: str,
+        prompt: Sequence[int],
+        answer: int,
+        *,
+        priority: int = 0,
+        grammar: Sequence[int] = (),
+        compiling: int = 0,
+        **sampling: Any,
+    ) -> Any:
+        """A request to generate, with a grammar that allows that text, if any, and is compiled in so many iterations.
+        `sampling` are fields of SamplingParams.
+        """
+        if grammar:
+            self.compiling[rid] = compiling
+            sampling["structured_outputs"] = parameters_of(grammar)
         kind = release_module("engine").EngineCoreRequest
         if len(prompt) + answer == self.context and self.draws(2, "asks for more"):
             answer += self.context  # and is told no more than the context takes
@@ -263,7 +281,8 @@ class Booted:
         values = {name: given.get(name) for name, is_needed in _fields(kind) if name in given or is_needed}
         request, wave = self.core.preprocess_add_request(kind(**values))
         self.requests[rid] = request
-        self.model.prefixes[rid] = Prefixes(list(prompt))
+        self.model.prefixes[rid] = prefixes = Prefixes(list(prompt))
+        prefixes.say(len(prompt), grammar)
         return self._kinds.ADD, (request, wave)
 
     def abort(self, rids: Sequence[str]) -> Any:
@@ -328,8 +347,8 @@ class Executor:
             return self._later(None, non_block)
         return self._later(self._output(self._model.launch(batch)), non_block)  # the ends of requests, at most
 
-    def sample_tokens(self, _grammar: Any, non_block: bool = False) -> Any:
-        said = self._model.launch(self._batch)
+    def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
+        said = self._model.launch(self._batch, grammar)
         self._last = list(said)
         return self._later(self._output(said), non_block)
 
@@ -378,18 +397,3 @@ class ReleaseExecutor(Executor):
 
     def take_draft_token_ids(self) -> Any:
         return self._worker.drafts()
-
-
-class Grammars:
-    """No request has a grammar."""
-
-    def grammar_bitmask(self, *_arguments: Any, **_named: Any) -> None: ...
-
-    def accept_tokens(self, *_arguments: Any, **_named: Any) -> bool:
-        return True
-
-    def should_advance(self, *_arguments: Any, **_named: Any) -> bool:
-        return False
-
-    def validate_tokens(self, _request: Any, tokens: list[int]) -> list[int]:
-        return tokens

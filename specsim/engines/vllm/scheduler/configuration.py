@@ -28,6 +28,7 @@ _NOT_OF_THE_MODEL = (
     "is_moe",
     "is_multimodal_model",
     "return_sampling_mask",
+    "skip_tokenizer_init",
     "supports_multimodal_inputs",
     "use_fp64_gumbel",
     "uses_mrope",
@@ -119,6 +120,7 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
             tensor_parallel_size=1,
+            distributed_executor_backend="mp",
             cp_kv_cache_interleave_size=1,
             enable_batch_sharded_sampling=False,
         ),
@@ -138,6 +140,9 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             static_forward_context={},
         ),
         load_config=fake("load_config"),
+        structured_outputs_config=fake(
+            "structured_outputs_config", reasoning_parser="", reasoning_parser_plugin="", enable_in_reasoning=False
+        ),
         ec_manager_config=fake("ec_manager_config", get_encoder_cache_manager_obj=said(None)),
         aux_output_config=fake("aux_output_config", enabled=False),
         speculative_config=eagle if steps else None,

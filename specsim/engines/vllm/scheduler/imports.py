@@ -16,16 +16,16 @@ PACKAGE = "vllm"
 PAD_SLOT = -1
 """The slot of a token that is none, of vllm/v1/attention/backends/utils.py."""
 _FABRICATED = """
-    PIL aiohttp blake3 cachetools cbor2 cloudpickle compressed_tensors einops fastapi gguf huggingface_hub llguidance
-    lmformatenumerator numba openai outlines_core prometheus_client psutil pybase64 pydantic pydantic_core regex
-    requests safetensors setproctitle soundfile tokenizers torchvision tqdm transformers uvloop xgrammar xxhash yaml
-    zmq
+    PIL aiohttp blake3 cachetools cbor2 cloudpickle compressed_tensors diskcache einops fastapi gguf huggingface_hub
+    llguidance lmformatenumerator numba openai outlines_core prometheus_client psutil pybase64 pydantic pydantic_core
+    regex requests safetensors setproctitle soundfile tokenizers torchvision tqdm transformers uvloop xgrammar xxhash
+    yaml zmq
 """
 _IMPORTED = """
     distributed.kv_events envs exceptions multimodal.utils outputs pooling_params sampling_params utils.hashing
-    utils.math_utils utils.torch_utils utils.torch_version v1.core v1.engine v1.hisparse v1.kv_cache_interface
-    v1.kv_cache_layout v1.kv_cache_spec_registry v1.kv_hints v1.metrics.stats v1.outputs v1.request v1.serial_utils
-    v1.spec_decode.dynamic v1.spec_decode.metrics v1.structured_output.request v1.structured_output.utils v1.utils
+    utils.import_utils utils.math_utils utils.torch_utils utils.torch_version v1.core v1.engine v1.hisparse
+    v1.kv_cache_interface v1.kv_cache_layout v1.kv_cache_spec_registry v1.kv_hints v1.metrics.stats v1.outputs
+    v1.request v1.serial_utils v1.spec_decode.dynamic v1.spec_decode.metrics v1.structured_output v1.utils
     v1.worker.block_table v1.worker.gpu.async_utils v1.worker.gpu.block_table v1.worker.gpu.buffer_utils
     v1.worker.gpu.input_batch v1.worker.gpu.model_runner v1.worker.gpu.pp_utils v1.worker.gpu.sample.output
     v1.worker.gpu.spec_decode.utils v1.worker.gpu.states

@@ -11,13 +11,15 @@ first one is told both where the scheduler waits for each result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.world.hash_model import EMPTY, Prefixes, extended, likely, next_token
+from specsim.engines.vllm.scheduler.grammars import allowed
+from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
 from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Ints, Kv, NoSlot, Reports
 from specsim.world.ledger import Freed
 
@@ -32,21 +34,44 @@ block is of both: so each pool has a slot for every block.
 
 @dataclass(slots=True)
 class Seat:
-    """A request as the worker has it: all tokens that it knows, how many of them have KV, its blocks in the order of
-    POOLS, and the step in which the last token was sampled, if that is not one that it was told.
+    """A request as the worker has it: all tokens that it knows, how many of them have KV, how many it was given, its
+    blocks in the order of POOLS, and the step in which the last token was sampled, if that is not one that it was told.
     """
 
     rid: str
     prefixes: Prefixes
     tokens: list[int]
     computed: int
+    prefill: int
     blocks: list[list[int]] = field(default_factory=list)
     sampled_in: int = NEVER
+    drafts: list[int] = field(default_factory=list)
+    """Those that the scheduler was told, which the device has."""
     is_read: bool = True
 
     @property
     def owner(self) -> str:
         return self.rid
+
+
+class Masks(NamedTuple):
+    """The rows of a request's mask, int32 [positions, words], one for each draft and one more, and how many drafts may
+    be accepted.
+    """
+
+    rows: Any
+    drafts_max: int
+
+    def next(self, prefix: int, at: int) -> int:
+        """The most likely token after a prefix that the mask of that position allows."""
+        if at >= len(self.rows) or (self.rows[at] == ALL).all():
+            return next_token(prefix)
+        return allowed(self.rows[at], likely(prefix, VOCABULARY - FIRST_TOKEN))
+
+
+ALL = -1
+"""A number of a mask that allows all."""
+_NO_MASKS = Masks((), 1 << 30)
 
 
 class Model:
@@ -59,7 +84,7 @@ class Model:
         self, blocks: int, block_size: int, steps: int, *, context: int, is_told: bool, window: int = 0, ring: int = 0
     ) -> None:
         self.block_size, self.steps, self.is_told, self.window = block_size, steps, is_told, window
-        self.context, self.ring, self._step = context, ring, 0
+        self.context, self.ring, self._step, self._has_grammars = context, ring, 0, False
         self.reports = Reports()
         self.kv = Kv(self.reports, blocks * block_size, blocks * block_size if window else 0)
         self.prefixes: dict[str, Prefixes] = {}
@@ -68,13 +93,31 @@ class Model:
         self.right: Callable[[int], int] = lambda most: most
         """How many drafts of so many are right."""
 
-    def launch(self, batch: Any) -> dict[str, list[int]]:
-        """What is sampled for each request of a SchedulerOutput; nothing for a part of a prompt."""
+    def launch(self, batch: Any, grammar: Any = None) -> dict[str, list[int]]:
+        """What is sampled for each request of a SchedulerOutput, by the masks of a GrammarOutput; nothing for a part of
+        a prompt.
+        """
         self._step += 1
         self._take(batch)
+        self._has_grammars = bool(getattr(batch, "has_structured_output_requests", False))
         drafts = batch.scheduled_spec_decode_tokens
-        counts = batch.num_scheduled_tokens.items()
-        return {rid: self._run(self._seats[rid], count, drafts.get(rid, ())) for rid, count in counts}
+        masks = self._masks(grammar, drafts) if grammar is not None else {}
+        return {
+            rid: self._run(self._seats[rid], count, drafts.get(rid, ()), masks.get(rid, _NO_MASKS))
+            for rid, count in batch.num_scheduled_tokens.items()
+        }
+
+    def _masks(self, grammar: Any, drafts: Mapping[str, Sequence[int]]) -> dict[str, Masks]:
+        """Each request has a row for each draft that is scheduled and one more, or as many as there may be drafts."""
+        rids, rows = grammar.structured_output_request_ids, grammar.grammar_bitmask
+        most = getattr(grammar, "num_acceptable_drafts", None) or [self.steps] * len(rids)
+        is_even = len(rows) == len(rids) * (self.steps + 1)
+        counts = [self.steps + 1 if is_even else len(drafts.get(rid, ())) + 1 for rid in rids]
+        ends = list(accumulate(counts))
+        return {
+            rid: Masks(rows[end - count : end], limit)
+            for rid, count, end, limit in zip(rids, counts, ends, most, strict=True)
+        }
 
     def freed(self, blocks: Sequence[int], by: Freed) -> None:
         """See `specsim.engines.vllm.scheduler.freed.Holder`."""
@@ -85,15 +128,18 @@ class Model:
 
     def drafts(self, rids: Sequence[str]) -> list[list[int]]:
         """The drafts of these requests' next verifications, as the scheduler is told of them."""
-        return [self._drafted(self._seats[rid]) if self.is_told else [PAD] * self.steps for rid in rids]
+        if not (self.is_told or self._has_grammars):
+            return [[PAD] * self.steps for _ in rids]
+        for rid in rids:
+            self._seats[rid].drafts = self._drafted(self._seats[rid])
+        return [list(self._seats[rid].drafts) for rid in rids]
 
     def _drafted(self, seat: Seat) -> list[int]:
-        prefix, right = seat.prefixes.of(len(seat.tokens)), self.right(self.steps)
+        known, right = len(seat.tokens), self.right(self.steps)
         drafts = []
         for at in range(self.steps):
-            token, other = likely(prefix, 2)
-            drafts.append(token if at < right else other)
-            prefix = extended(prefix, token)
+            token = seat.prefixes.token(known + at)
+            drafts.append(token if at < right else next(one for one in likely(known, 2) if one != token))
         return drafts
 
     def _take(self, batch: Any) -> None:
@@ -101,7 +147,7 @@ class Model:
             self._seats.pop(rid, None)
         for new in batch.scheduled_new_reqs:
             tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
-            seat = Seat(new.req_id, self.prefixes[new.req_id], list(tokens), new.num_computed_tokens)
+            seat = Seat(new.req_id, self.prefixes[new.req_id], list(tokens), new.num_computed_tokens, len(tokens))
             seat.blocks = [list(blocks) for blocks in new.block_ids]
             self._seats[new.req_id] = seat
         cached = batch.scheduled_cached_reqs
@@ -112,6 +158,7 @@ class Model:
             seat.blocks = [[*blocks, *more] for blocks, more in zip(had, added, strict=True)]
             if is_resumed:
                 seat.tokens = list(cached.all_token_ids.get(rid, seat.tokens))
+                seat.prefill = len(seat.tokens)
                 seat.sampled_in = NEVER
             if is_resumed or self.is_told:
                 seat.computed = cached.num_computed_tokens[at]
@@ -120,7 +167,7 @@ class Model:
                 missing = seat.computed + len(told) - len(seat.tokens)
                 seat.tokens += told[len(told) - missing :] if missing > 0 else ()
 
-    def _run(self, seat: Seat, count: int, drafts: Sequence[int]) -> list[int]:
+    def _run(self, seat: Seat, count: int, drafts: Sequence[int], masks: Masks) -> list[int]:
         start, known = seat.computed, seat.computed + count - len(drafts)
         phase = "verify" if drafts or start >= len(seat.prefixes.prompt) else "extend"
         if known > len(seat.tokens):
@@ -142,7 +189,7 @@ class Model:
         if prefix != expected:
             self.kv.wrong(seat, phase, "input", known - 1, int(tables[0][known - 1]), expected, prefix)
         seat.computed = known
-        return self._sampled(seat, tables, drafts, prefix) if known == len(seat.tokens) else []
+        return self._sampled(seat, tables, drafts, prefix, masks) if known == len(seat.tokens) else []
 
     def _read(self, seat: Seat, phase: str, tables: Sequence[Ints], count: int) -> int:
         """The hash of a request's first tokens, as the KV says that the first query of a launch attends to."""
@@ -160,20 +207,23 @@ class Model:
         if self.window:
             self.kv.write_window(seat, int(tables[1][position]), kv)
 
-    def _sampled(self, seat: Seat, tables: Sequence[Ints], drafts: Sequence[int], prefix: int) -> list[int]:
+    def _sampled(
+        self, seat: Seat, tables: Sequence[Ints], drafts: Sequence[int], prefix: int, masks: Masks
+    ) -> list[int]:
         """The tokens after a prefix: one, and one for each draft that is right."""
-        said, known = [next_token(prefix)], seat.computed
-        right = self._accepted(drafts, prefix)
+        said, known = [masks.next(prefix, 0)], seat.computed
+        right = self._accepted(seat, drafts, prefix, masks)
         for at in range(len(drafts)):
             if at >= right:
                 self._write(seat, tables, known + at, REJECTED)
                 continue
             prefix = extended(prefix, said[-1])
             self._write(seat, tables, known + at, prefix)
-            said.append(next_token(prefix))
+            said.append(masks.next(prefix, at + 1))
         seat.tokens += said
         seat.sampled_in = self._step
         seat.computed += right
+        seat.drafts = []
         self._draft(seat)
         return said
 
@@ -183,17 +233,19 @@ class Model:
         if room < min(seat.computed + self.steps - 1, self.context):
             self.reports.add_first(seat.rid, "room", NoSlot("draft", seat.rid, room))
 
-    def _accepted(self, drafts: Sequence[int], prefix: int) -> int:
+    def _accepted(self, seat: Seat, drafts: Sequence[int], prefix: int, masks: Masks) -> int:
         """How many of the drafts are right. Of those that the scheduler does not know it is drawn."""
-        if not drafts:
+        if not drafts or seat.computed <= seat.prefill:  # behind a prefill they hold the place of drafts
             return 0
-        if drafts[0] == PAD:
-            return self.right(len(drafts))
-        for at, draft in enumerate(drafts):
-            if draft != next_token(prefix):
+        if not self.is_told and seat.drafts:
+            drafts = seat.drafts[: len(drafts)]  # whatever the scheduler takes them for
+        elif drafts[0] == PAD:
+            return self.right(min(len(drafts), masks.drafts_max))
+        for at, draft in enumerate(drafts[: masks.drafts_max]):
+            if draft != masks.next(prefix, at):
                 return at
             prefix = extended(prefix, draft)
-        return len(drafts)
+        return min(len(drafts), masks.drafts_max)
 
     def _slots(self, seat: Seat, phase: str, count: int) -> list[Ints] | None:
         """By pool, int64 [count]: the slots of a request's first positions; None where it has fewer."""

@@ -7,7 +7,7 @@ from specsim.engines.vllm.scheduler.runners import V2
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, Facts, Setup
 from specsim.world.workload import CROSSED
 
-PAUSES = "pauses"
+PAUSES, GRAMMARS = "pauses", "grammars"
 FACTS = Facts(
     features=frozenset(
         (
@@ -20,6 +20,7 @@ FACTS = Facts(
             "flushes",
             "abort all",
             PAUSES,
+            GRAMMARS,
         )
     ),
     context=CONTEXT,
@@ -35,6 +36,7 @@ FACTS = Facts(
     in_order=True,
     pauses=(KEEP, DRAIN, ABORT),
     hears=True,
+    masks=True,
 )
 
 # A new row goes to the end: tapes name rows by their numbers.

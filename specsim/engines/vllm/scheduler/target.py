@@ -17,7 +17,7 @@ from specsim.engines.importable import imported
 from specsim.engines.vllm.scheduler import release_model, release_worker
 from specsim.engines.vllm.scheduler.boot import REFUSED, Booted, load, release_module
 from specsim.engines.vllm.scheduler.runners import runner_of
-from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
+from specsim.engines.vllm.scheduler.setups import FACTS, GRAMMARS, PAUSES, SETUPS, reach_of
 from specsim.errors import UsageError
 from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.isolation.phases import running
@@ -57,13 +57,14 @@ if TYPE_CHECKING:
     from specsim.world.packages import Edit
 
 LACKS = (
-    ("schedules with grammars or logprobs", "the toy model computes no logits"),
+    ("schedules with logprobs", "the toy model computes no logits"),
     ("schedules with stop strings", "who makes text of tokens looks for them, and that is not run"),
     ("schedules with mamba layers", "the toy model has layers of full attention, and of a sliding window"),
     ("schedules with several ranks, KV connectors or disaggregation", "one process runs, without sockets"),
 )
 LACKS_OF_RELEASE_WORKERS = (
     ("the first model runner", "the second one runs"),
+    ("schedules with grammars", "who masks logits is not run"),
     ("the release's sampler, drafter and attention", "in their place is the model"),
 )
 MODELS = frozenset(str(module.__file__) for module in (release_model, release_worker))
@@ -123,7 +124,10 @@ class VllmScheduler:
             booted = Booted(self._release.root, setup, self._surroundings, device)
         booted.watch_blocks(self._release.below)
         self._release.probes.started()
-        return Started(booted, self._release, replace(self._facts, context=booted.context))
+        facts = replace(self._facts, context=booted.context)
+        if setup.worker == "release":
+            facts = replace(facts, features=facts.features - {GRAMMARS})
+        return Started(booted, self._release, facts)
 
     def _simulated(self) -> Any:
         """A virtual device, in place of the one before: it has the streams of one engine."""
@@ -169,9 +173,14 @@ class Started(OwnScheduler):
     # ---- messages
 
     def generate(self, turn: Turn) -> Any:
-        stops = {"stop_token_ids": [turn.stop]} if turn.stop >= 0 else {}
-        priority = turn.priority if self._setup.priorities else 0
-        return lambda: self._booted.add(turn.rid, turn.prompt, turn.answer, priority=priority, **stops)
+        stops = [*([turn.stop] if turn.stop >= 0 else []), *turn.grammar[-1:]]  # a grammar ends where the answer does
+        given: dict[str, Any] = {"stop_token_ids": stops} if stops else {}
+        given |= {"grammar": turn.grammar, "compiling": turn.compiling} if turn.grammar else {}
+        given["priority"] = turn.priority if self._setup.priorities else 0
+        return lambda: self._booted.add(turn.rid, turn.prompt, turn.answer, **given)
+
+    def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = ()) -> list[int]:
+        return list(turn.grammar) or self.decode(prompt, turn.answer)
 
     def abort(self, rid: str) -> Any:
         return lambda: self._abort([rid])
