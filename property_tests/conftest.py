@@ -22,7 +22,7 @@ os.environ["SPECSIM_COMPILED"] = (
 )
 torch.set_num_threads(1)
 
-from property_tests.support.known_releases import FEW, RELEASES
+from property_tests.support.known_releases import FEW, RELEASES, VLLM_NEW, VLLM_OLD
 from specsim.compiled.finder import uninstall
 from specsim.engines.packages import open_source
 from specsim.engines.target import Release
@@ -110,6 +110,17 @@ def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], 
         return opened[version]
 
     return open_release
+
+
+@pytest.fixture(scope="session")
+def vllm_release(wheel_cache: Cache) -> str:
+    """The newest release of vLLM; skips the test when that or an old one is not in the cache."""
+    from specsim.engines.packages import cached_packages
+
+    for version in (VLLM_OLD, VLLM_NEW):
+        if ("vllm", version) not in cached_packages(wheel_cache):
+            pytest.skip(f"vllm=={version} is not in the cache; `make test` fetches it")
+    return VLLM_NEW
 
 
 MUST_RUN = "SPECSIM_MUST_RUN"

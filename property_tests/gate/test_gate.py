@@ -22,8 +22,7 @@ from property_tests.support.engine_repository import (
     EngineRepository,
     Mistake,
 )
-from property_tests.support.known_releases import NEWEST, RELEASES, SGLANG, VLLM, VLLM_NEW
-from specsim.engines.packages import cached_packages
+from property_tests.support.known_releases import NEWEST, RELEASES, SGLANG, VLLM
 from specsim.lifting.cache import Cache
 from specsim.lifting.fetch import fetch_wheel
 from specsim.lifting.source import SourceTree
@@ -139,11 +138,11 @@ def require_named(changed: str, mistake: Mistake) -> None:
 @pytest.mark.parametrize(
     "mistake", [pytest.param(name, marks=pytest.mark.slow if number else ()) for number, name in enumerate(IN_VLLM)]
 )
-def test_the_gate_of_a_repository_of_vllm_is_the_same(mistake: str, wheel_cache: Cache, tmp_path: Path) -> None:
-    if ("vllm", VLLM_NEW) not in cached_packages(wheel_cache):
-        pytest.skip(f"vllm=={VLLM_NEW} is not in the cache; `make test` fetches it")
+def test_the_gate_of_a_repository_of_vllm_is_the_same(
+    mistake: str, vllm_release: str, wheel_cache: Cache, tmp_path: Path
+) -> None:
     settings = SETTINGS.replace("schedules = 5", "schedules = 20")
-    made = EngineRepository(tmp_path, fetch_wheel(VLLM, VLLM_NEW, wheel_cache), ".", settings, "vllm")
+    made = EngineRepository(tmp_path, fetch_wheel(VLLM, vllm_release, wheel_cache), ".", settings, "vllm")
     gate = BESIDE_A_BRANCH.replace("sglang", "vllm")
     require_clean(made, gate)
     (changed,) = require_found(made, IN_VLLM[mistake], f"{gate} {OUTPUTS}")["changed"]

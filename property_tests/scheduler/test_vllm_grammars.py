@@ -63,11 +63,11 @@ def test_masks_decide_what_is_said_and_which_drafts_are_right() -> None:
     model = made(is_told=True, right=2)
     model.prefixes["a"] = prefixes = Prefixes(PROMPT)
     prefixes.say(len(PROMPT), MASKED)
-    assert model.launch(batch({"a": 6}, new=[arrives([5, 2])]), grammar(mask(MASKED[0]))) == {"a": MASKED[:1]}
+    assert model.launch(batch({"a": 6}, new=[arrives([5, 2])]), grammar(mask(MASKED[0])))() == {"a": MASKED[:1]}
     (drafts,) = model.drafts(["a"])
     assert drafts[:2] == MASKED[1:3]
     rows = [mask(token) for token in MASKED[1:5]]
-    said = model.launch(batch({"a": 4}, cached=goes_on([3], 6), drafts={"a": drafts}), grammar(*rows))
+    said = model.launch(batch({"a": 4}, cached=goes_on([3], 6), drafts={"a": drafts}), grammar(*rows))()
     assert said == {"a": MASKED[1:4]}
     assert model.reports.records == []
 
@@ -78,7 +78,7 @@ def test_no_more_drafts_are_right_than_masks_were_made_for(limit: int) -> None:
     model = made()
     model.launch(batch({"a": 6}, new=[arrives([5, 2])]))
     rows = [mask() for _ in range(4)]
-    said = model.launch(batch({"a": 4}, cached=goes_on([3]), drafts={"a": [PAD] * 3}), grammar(*rows, limit=limit))
+    said = model.launch(batch({"a": 4}, cached=goes_on([3]), drafts={"a": [PAD] * 3}), grammar(*rows, limit=limit))()
     assert len(said["a"]) == limit + 1
 
 
@@ -93,5 +93,5 @@ def test_each_request_has_as_many_rows_as_it_has_drafts_and_one_more() -> None:
     cached.req_ids, cached.new_block_ids, cached.num_computed_tokens = ["a", "b"], [([4],), ([7],)], [6, 7]
     output = grammar(mask(70), mask(71), mask(72))
     output.structured_output_request_ids = ["a", "b"]
-    said = model.launch(batch({"a": 2, "b": 1}, cached=cached, drafts={"a": [PAD]}), output)
+    said = model.launch(batch({"a": 2, "b": 1}, cached=cached, drafts={"a": [PAD]}), output)()
     assert said == {"a": [70], "b": [72]}

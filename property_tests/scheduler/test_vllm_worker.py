@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from property_tests.support.known_releases import VLLM_NEW, VLLM_OLD
+from property_tests.support.known_releases import VLLM_OLD
 from property_tests.support.release_schedules import shown_by, signatures_of
 from property_tests.support.scheduler_checkouts import specsim
 from specsim.choices.chooser import replayed
-from specsim.engines.packages import cached_packages
 from specsim.engines.vllm.scheduler.release_model import Pass, Seat, StageModel
 from specsim.engines.vllm.scheduler.setups import SETUPS
-from specsim.lifting.cache import Cache
 from specsim.vdevice import Device, simulate
-from specsim.world.hash_model import Prefixes, decoded, prefix_of
+from specsim.world.hash_model import VOCABULARY, Prefixes, decoded, prefix_of
 from specsim.world.kv import REJECTED, Kv, Reports
 from specsim.world.scheduler import Setup, WrongContent, rows_of
 
@@ -31,17 +29,9 @@ ASSERTION = "scheduler:X1:prepare_inputs:AssertionError"
 
 
 @pytest.fixture(scope="module")
-def release(wheel_cache: Cache) -> str:
-    for version in (VLLM_OLD, VLLM_NEW):
-        if ("vllm", version) not in cached_packages(wheel_cache):
-            pytest.skip(f"vllm=={version} is not in the cache; `make test` fetches it")
-    return VLLM_NEW
-
-
-@pytest.fixture(scope="module")
-def schedules(release: str) -> list[dict[str, Any]]:
+def schedules(vllm_release: str) -> list[dict[str, Any]]:
     """One of each setup."""
-    shown: list[dict[str, Any]] = shown_by(release, len(ROWS), "0", engine="vllm", worker="release")["schedules"]
+    shown: list[dict[str, Any]] = shown_by(vllm_release, len(ROWS), "0", engine="vllm", worker="release")["schedules"]
     return shown
 
 
@@ -54,15 +44,15 @@ def test_the_newest_release_breaks_no_rule_but_in_a_pipeline_with_drafts_and_wit
     assert signatures_of([schedule for schedule in schedules if schedule not in known]) == []
 
 
-def test_a_pipeline_that_waits_for_more_than_is_sent_is_found(release: str) -> None:
+def test_a_pipeline_that_waits_for_more_than_is_sent_is_found(vllm_release: str) -> None:
     schedules = shown_by(VLLM_OLD, len(ROWS), "0", engine="vllm", worker="release")["schedules"]
     assert "scheduler:S13:broadcast" in signatures_of(schedules)
 
 
 def test_schedules_leave_nothing_behind_for_those_that_come_after_them_whatever_the_hash_seed(
-    release: str, schedules: list[dict[str, Any]]
+    vllm_release: str, schedules: list[dict[str, Any]]
 ) -> None:
-    alone = shown_by(release, len(ROWS), "7", engine="vllm", alone=True, worker="release")
+    alone = shown_by(vllm_release, len(ROWS), "7", engine="vllm", alone=True, worker="release")
     assert alone["schedules"] == schedules
 
 
@@ -75,10 +65,10 @@ def test_schedules_leave_nothing_behind_for_those_that_come_after_them_whatever_
     ],
     ids=["blocks", "a-kernel", "a-race"],
 )
-def test_a_planted_defect_is_found(release: str, tmp_path: Path, mutant: str, signature: str) -> None:
+def test_a_planted_defect_is_found(vllm_release: str, tmp_path: Path, mutant: str, signature: str) -> None:
     out = tmp_path / "verdict.json"
     options = ("--worker", "release", "--mutant", mutant, "--schedules", "1", "--no-shrink", "--json", out)
-    ended = specsim("dev", "check", f"vllm=={release}", "--only", "scheduler", *options, "--out", tmp_path / "out")
+    ended = specsim("dev", "check", f"vllm=={vllm_release}", "--only", "scheduler", *options, "--out", tmp_path / "out")
     assert ended.returncode == 1, ended.stderr
     found = [finding["signature"] for finding in json.loads(out.read_text())["findings"]]
     assert any(one.startswith(signature) for one in found), found
@@ -89,6 +79,7 @@ def test_a_planted_defect_is_found(release: str, tmp_path: Path, mutant: str, si
 
 PROMPT = [20, 21, 22, 23, 24, 25]
 SAID = decoded(PROMPT, 6)
+TEXT = [40, 41, 42, 43, 44, 45]
 BLOCK = 4
 STEPS = 3
 
@@ -149,7 +140,7 @@ def test_a_pass_writes_the_hashes_of_its_prefixes_to_its_slots_and_says_the_next
     slots = [*range(5 * BLOCK, 6 * BLOCK), 2 * BLOCK, 2 * BLOCK + 1]
     hashes = [prefix_of(PROMPT[: count + 1]) for count in range(len(PROMPT))]
     assert hidden.tolist() == model.kv.full[slots].tolist() == hashes
-    tokens, counts = model.sample(hidden[batch.logits_indices], batch)
+    tokens, counts = model.sample(model.logits(hidden[batch.logits_indices]), batch)
     assert (tokens.tolist(), counts.tolist()) == ([SAID[:1]], [1])
     assert reports.records == found == []
 
@@ -157,18 +148,45 @@ def test_a_pass_writes_the_hashes_of_its_prefixes_to_its_slots_and_says_the_next
 @pytest.mark.parametrize("right", range(STEPS + 1))
 def test_a_verification_says_the_drafts_that_are_right_and_one_token(device: Device, right: int) -> None:
     model, reports, found = made(device)
-    hidden, batch = run(model, [(seat(), 0, PROMPT)])
-    drafts = model.draft(batch, torch.tensor([0], device="cuda"), torch.tensor([SAID[:1]], device="cuda"), [right])
+    one = seat()
+    hidden, batch = run(model, [(one, 0, PROMPT)])
+    drafts = model.draft(
+        [one], batch, torch.tensor([0], device="cuda"), torch.tensor([SAID[:1]], device="cuda"), [right]
+    )
     given = drafts.tolist()[0]
     assert given[:right] == SAID[1 : right + 1]
     assert right == STEPS or given[right] != SAID[right + 1]
     hidden, batch = run(model, [(seat(drafts=STEPS), 6, [SAID[0], *given])])
-    tokens, counts = model.verify(hidden[batch.logits_indices], batch)
+    tokens, counts = model.verify(model.logits(hidden[batch.logits_indices]), batch)
     assert tokens.tolist()[0][: right + 1] == SAID[1 : right + 2]
     assert counts.tolist() == [right + 1]
     slots = [2 * BLOCK + 3, 3 * BLOCK, 3 * BLOCK + 1]
     assert [bool(kv != REJECTED) for kv in model.kv.full[slots]] == [at < right for at in range(STEPS)]
     assert reports.records == found == []
+
+
+@pytest.mark.parametrize("invalid", range(1, STEPS + 1))
+def test_a_draft_that_no_mask_was_made_for_is_rejected(device: Device, invalid: int) -> None:
+    model, _reports, _found = made(device)
+    run(model, [(seat(), 0, PROMPT)])
+    hidden, batch = run(model, [(seat(drafts=STEPS), 6, SAID[: STEPS + 1])])
+    rows = torch.tensor([row >= invalid for row in range(STEPS + 1)], device="cuda")
+    tokens, counts = model.verify(model.logits(hidden[batch.logits_indices]), batch, rows)
+    assert (counts.tolist(), tokens.tolist()[0][:invalid]) == ([invalid], SAID[1 : invalid + 1])
+
+
+def test_what_a_mask_leaves_is_said_and_drafted(device: Device) -> None:
+    model, reports, _found = made(device)
+    one = seat()
+    one.prefixes.say(len(PROMPT), TEXT)
+    hidden, batch = run(model, [(one, 0, PROMPT)])
+    logits = model.logits(hidden[batch.logits_indices])
+    logits[:, [token for token in range(VOCABULARY) if token != TEXT[0]]] = -float("inf")
+    tokens, _counts = model.sample(logits, batch)
+    assert tokens.tolist() == [TEXT[:1]]
+    drafts = model.draft([one], batch, torch.tensor([0], device="cuda"), tokens, [STEPS])
+    assert drafts.tolist()[0] == TEXT[1 : STEPS + 1]
+    assert reports.records == []
 
 
 def test_a_later_stage_takes_the_hashes_of_the_one_before(device: Device) -> None:

@@ -16,6 +16,7 @@ from specsim.world.scheduler import LogprobRow
 VOCABULARY = 128  # tokens
 EMPTY = 0  # hash of no tokens
 FIRST_TOKEN = 10  # tokens below are never produced, so that none ends a request by chance
+ENDS_REASONING = frozenset(range(FIRST_TOKEN, VOCABULARY, 6))  # where an engine takes reasoning apart from its answer
 _MASK = (1 << 64) - 1
 
 
@@ -47,6 +48,15 @@ def prefix_of(tokens: Sequence[int]) -> int:
     for token in tokens:
         prefix = extended(prefix, token)
     return prefix
+
+
+def reasoned(prompt: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of these tokens, which follow a prompt, are of its reasoning, with the one that ends it; -1 where none
+    does.
+    """
+    if prompt[-1] in ENDS_REASONING:
+        return 0
+    return next((number for number, token in enumerate(tokens, 1) if token in ENDS_REASONING), -1)
 
 
 def logprob_of(prefix: int, token: int) -> float:

@@ -44,7 +44,7 @@ def wrong_content(
 ) -> WrongContent:
     """The record of KV that a forward pass read, or was about to write, and that is not what the position should hold.
 
-    `phase`    "extend", "draft" or "verify"
+    `phase`    "extend", "draft", "verify", or "send" where it is handed on
     `pool`     "full", "window", or "input" where the token is wrong and not the KV
     `position` in the sequence
     `slot`     of the pool; 0 is no request's

@@ -58,6 +58,9 @@ class Setup:
     `context`       most tokens of a prompt and its answer, 0 for more than any request has
     `stages`        of a pipeline of workers
     `model_runner`  which one, of an engine that has several; "" for the one that it takes by itself
+    `watermark`     share of the KV pool that admission leaves free, beside requests that run
+    `reasoning`     whether a request reasons first, and its grammar is of what comes behind
+    `connector`     whether KV may come from outside the engine, and be handed on to there
     """
 
     page_size: int = 1
@@ -84,6 +87,9 @@ class Setup:
     context: int = 0
     stages: int = 1
     model_runner: str = ""
+    connector: bool = False
+    reasoning: bool = False
+    watermark: float = 0.0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -296,7 +302,7 @@ class Answer:
 class WrongContent:
     """A position that the model read, and that did not hold the KV of the tokens up to it.
 
-    `phase`   "extend" or "verify"
+    `phase`   "extend" or "verify", or "send" where it was handed on
     `pool`    "full", or "window" for the layers of a sliding window
     `holds`   what is there: "nothing", "a rejected draft" of its own, or "other tokens", those of others' drafts, too
     `freed_by`  the target's function that had the slot freed after the right KV was written to it, and `where` its

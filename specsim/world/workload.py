@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
+from specsim.world.hash_model import reasoned
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, PENALTIES, SAMPLINGS, Pause, Turn, defaults
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ def _request(
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
     if setup.context and chooser.choose(2, "fills the context"):
         answer = limit - len(prompt)
-    grammar = _grammar(chooser, setup, facts, decode, prompt, answer) if "grammars" in features else ()
+    grammar = (
+        _grammar(chooser, setup, facts, decode, prompt, answer) if "grammars" in features or setup.reasoning else ()
+    )
     return Turn(
         rid=_rid(chooser, number),
         prompt=prompt,
@@ -291,15 +294,20 @@ def _grammar(
     chooser: Chooser, setup: Setup, facts: Facts, decode: Decode, prompt: Sequence[int], answer: int
 ) -> tuple[int, ...]:
     """A grammar of one text: what the fake worker says, masked or not, and of a release's own worker also one that it
-    says for the mask alone. It ends at the first of its last token, which ends the answer, too.
+    says for the mask alone. It ends at the first of its last token, which ends the answer, too, and which no reasoning
+    before it has.
     """
     if not chooser.choose(2, "has a grammar"):
         return ()
-    end = between(chooser, 1, answer, "grammar's end")
+    reasoning: list[int] = []
+    if setup.reasoning:
+        reasoning = decode(prompt, answer, 0)[:-1]
+        reasoning = reasoning[: reasoned(prompt, reasoning)]
+    end = between(chooser, 1, answer - len(reasoning), "grammar's end")
     masks = facts.masks or setup.worker == "release"
     rank = chooser.choose(RANKS, "grammar's rank") if masks else 0
-    tokens = tuple(decode(prompt, end, rank))
-    return tokens[: tokens.index(tokens[-1]) + 1]
+    tokens = tuple(decode((*prompt, *reasoning), end, rank))
+    return () if tokens[-1] in reasoning else tokens[: tokens.index(tokens[-1]) + 1]
 
 
 def _logprobs(chooser: Chooser, features: frozenset[str]) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from specsim.engines.vllm.scheduler.configuration import blocks_of, configuration
+from specsim.engines.vllm.scheduler.connector import Outside
 from specsim.engines.vllm.scheduler.freed import watch
 from specsim.engines.vllm.scheduler.grammars import manage, parameters_of
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
@@ -30,7 +31,7 @@ from specsim.engines.vllm.scheduler.setups import runner_in
 from specsim.world import packages
 from specsim.world.clock import Surroundings
 from specsim.world.fakes import Answers
-from specsim.world.hash_model import Prefixes
+from specsim.world.hash_model import Prefixes, reasoned
 from specsim.world.scheduler import Setup
 
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"}
@@ -101,49 +102,57 @@ class Booted:
         """By request in how many iterations its grammar is compiled."""
         self.launched: Callable[[Any], None] = lambda _batch: None
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
+        self.outside = Outside(setup.page_size) if setup.connector else None
         self._answers = Answers({})
         self._script: Script | None = None
         self._late: list[Any] = []
         is_v2 = runner_in(setup, runner_of(root)) == V2
-        is_told = not (is_v2 or setup.overlap)
         os.environ[RUNNER] = str(int(is_v2))
         with self._answers.required():
-            self.core = self._built(root, is_v2)
-            self.model = (
-                self._release_worker(device)
-                if device is not None
-                else Model(
-                    blocks_of(setup),
-                    setup.page_size,
-                    setup.steps,
-                    context=self.context,
-                    is_told=is_told,
-                    window=setup.window,
-                    ring=setup.stages if is_v2 and setup.stages > 1 and has_ring(root) else 0,
-                )
-            )
+            self.config = self._configuration(root, is_v2)
+            self.model = self._model(root, is_v2)
+            self.core = self._built()
 
     def watch_blocks(self, below: Callable[[str], str]) -> None:
         """Have the model told who frees blocks. `below(file)` is the name of a file of the release."""
         watch(self.scheduler.kv_cache_manager.block_pool, self.model, below)
 
-    def _release_worker(self, device: Any) -> ReleaseWorker:
-        blocks = self.scheduler.kv_cache_manager.get_block_ids
-        return ReleaseWorker(self.config, self._kv_cache(), self.setup, device, self._answers, blocks)
+    def blocks(self, rid: str) -> Sequence[Sequence[int]]:
+        """Those that the scheduler has for a request, by group of layers."""
+        found: Sequence[Sequence[int]] = self.scheduler.kv_cache_manager.get_block_ids(rid)
+        return found
 
     @property
     def scheduler(self) -> Any:
         return self.core.scheduler
 
-    def _built(self, root: Path, is_v2: bool) -> Any:
-        booted, module = self, release_module("engine.core")
-        kind = release_module("core.sched.async_scheduler")
-        scheduler = kind.AsyncScheduler if self.setup.overlap else kind.Scheduler
-        config: Any = configuration(self.setup, self._answers, scheduler, is_v2=is_v2)
+    def _configuration(self, root: Path, is_v2: bool) -> Any:
+        sched = release_module("core.sched.async_scheduler")
+        scheduler = sched.AsyncScheduler if self.setup.overlap else sched.Scheduler
+        config: Any = configuration(self.setup, self._answers, scheduler, self.outside, is_v2=is_v2)
         complete(root, config)
-        self.config = config
         self.depth = int(config.max_concurrent_batches)
         self.context = config.model_config.max_model_len = self._context(config)
+        return config
+
+    def _model(self, root: Path, is_v2: bool) -> Any:
+        """A Model or a ReleaseWorker."""
+        setup = self.setup
+        if self.device is not None:
+            return ReleaseWorker(self.config, self._kv_cache(), setup, self.device, self._answers, self.blocks)
+        return Model(
+            blocks_of(setup),
+            setup.page_size,
+            setup.steps,
+            context=self.context,
+            is_told=not (is_v2 or setup.overlap),
+            window=setup.window,
+            ring=setup.stages if is_v2 and setup.stages > 1 and has_ring(root) else 0,
+            outside=self.outside,
+        )
+
+    def _built(self) -> Any:
+        booted, module = self, release_module("engine.core")
 
         class Core(module.EngineCoreProc):  # type: ignore[name-defined, misc]
             def _initialize_kv_caches(self, *_arguments: Any) -> Any:
@@ -159,9 +168,10 @@ class Booted:
         core.process_input_queue_block, core.reject_new_requests, core.last_counts = True, False, (0, 0)
         if (states := getattr(module, "EngineShutdownState", None)) is not None:
             core.shutdown_state = states.RUNNING
-        executor = ReleaseExecutor if self.setup.worker == "release" else Executor
-        module.EngineCore.__init__(core, config, lambda _config: executor(self), log_stats=False)
-        manage(core.structured_output_manager, lambda: self.iteration, self.compiling)
+        executor = Executor if self.device is None else ReleaseExecutor
+        module.EngineCore.__init__(core, self.config, lambda _config: executor(self, self.model), log_stats=False)
+        manager = core.structured_output_manager
+        manage(manager, lambda: self.iteration, self.compiling, reasons=self.setup.reasoning)
         return core
 
     def _context(self, config: Any) -> int:
@@ -208,6 +218,7 @@ class Booted:
         if messages is None:
             raise _LeaveError
         self.iteration += 1
+        self._pass_time()
         self.surroundings.next_iteration()
         for message in messages:
             made = message()
@@ -219,8 +230,13 @@ class Booted:
 
     def arrive(self) -> None:
         """What arrives while the engine waits for a result."""
+        self._pass_time()
         while self._late:
             self._put(*self._late.pop(0))
+
+    def _pass_time(self) -> None:
+        if self.outside is not None:
+            self.outside.pass_time(self.model)
 
     def _put(self, kind: Any, content: Any) -> None:
         """As the thread of its sockets does."""
@@ -282,7 +298,11 @@ class Booted:
         request, wave = self.core.preprocess_add_request(kind(**values))
         self.requests[rid] = request
         self.model.prefixes[rid] = prefixes = Prefixes(list(prompt))
-        prefixes.say(len(prompt), grammar)
+        if grammar:
+            said = [prefixes.token(len(prompt) + number) for number in range(answer)]
+            before = reasoned(prompt, said) if self.setup.reasoning else 0
+            if before >= 0:
+                prefixes.say(len(prompt) + before, grammar)
         return self._kinds.ADD, (request, wave)
 
     def abort(self, rids: Sequence[str]) -> Any:
@@ -324,16 +344,11 @@ class Executor:
     supported_tasks = ("generate",)
     is_sleeping = False
 
-    def __init__(self, booted: Booted) -> None:
-        self._booted = booted
+    def __init__(self, booted: Booted, model: Any) -> None:
+        self._booted, self._model = booted, model
         self._outputs = release_module("outputs")
         self._batch: Any = None
         self._last: list[str] = []
-
-    @property
-    def _model(self) -> Model:
-        assert isinstance(self._booted.model, Model)
-        return self._booted.model
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -344,23 +359,26 @@ class Executor:
         self._batch = batch
         self._booted.launched(batch)
         if batch.total_num_scheduled_tokens:
-            return self._later(None, non_block)
-        return self._later(self._output(self._model.launch(batch)), non_block)  # the ends of requests, at most
+            return self._result(lambda: None, non_block)
+        return self._launched(None, non_block)  # the ends of requests, at most
 
     def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
+        self._last = list(self._batch.num_scheduled_tokens)
+        return self._launched(grammar, non_block)
+
+    def _launched(self, grammar: Any, non_block: bool) -> Any:
         said = self._model.launch(self._batch, grammar)
-        self._last = list(said)
-        return self._later(self._output(said), non_block)
+        return self._result(lambda: self._output(said()), non_block)
 
     def _output(self, said: dict[str, list[int]]) -> Any:
-        return self._outputs.ModelRunnerOutput(
+        output = self._outputs.ModelRunnerOutput(
             req_ids=list(said),
             req_id_to_index={rid: at for at, rid in enumerate(said)},
             sampled_token_ids=list(said.values()),
         )
-
-    def _later(self, value: Any, non_block: bool) -> Any:
-        return self._result(lambda: value, non_block)
+        if self._booted.outside is not None and (fields := self._booted.outside.said()) is not None:
+            output.kv_connector_output = self._outputs.KVConnectorOutput(**fields)
+        return output
 
     def _result(self, value: Callable[[], Any], non_block: bool) -> Any:
         booted = self._booted
@@ -372,6 +390,10 @@ class Executor:
     def collective_rpc(self, *_arguments: Any, **_named: Any) -> list[Any]:
         return []
 
+    def get_kv_connector_handshake_metadata(self) -> None: ...
+
+    def init_kv_output_aggregator(self, _connector: Any) -> None: ...
+
     def reset_mm_cache(self) -> None: ...
 
     def reset_encoder_cache(self) -> None: ...
@@ -382,18 +404,14 @@ class Executor:
 class ReleaseExecutor(Executor):
     """Has the release's own worker run each batch. The host waits for what a batch says when somebody asks for it."""
 
-    @property
-    def _worker(self) -> ReleaseWorker:
-        assert isinstance(self._booted.model, ReleaseWorker)
-        return self._booted.model
-
     def execute_model(self, batch: Any, non_block: bool = False) -> Any:
         self._booted.launched(batch)
-        return self._later(self._worker.execute(batch), non_block)
+        found = self._model.execute(batch)
+        return self._result(lambda: found, non_block)
 
     def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
-        said = self._worker.sample(grammar)
+        said = self._model.sample(grammar)
         return self._result(getattr(said, "get_output", lambda: said), non_block)
 
     def take_draft_token_ids(self) -> Any:
-        return self._worker.drafts()
+        return self._model.drafts()

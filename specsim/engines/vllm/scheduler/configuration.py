@@ -5,17 +5,19 @@ What is not given and not known here is drift, and named: see `specsim.world.fak
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
+from specsim.engines.vllm.scheduler.connector import Outside, connector
 from specsim.world.fakes import Answers, Fake, nothing, said
 from specsim.world.hash_model import VOCABULARY
 from specsim.world.scheduler import Setup
 
 CONTEXT = 240
 _ABSENT = (
-    *("diffusion_config", "ec_transfer_config", "kv_events_config", "kv_transfer_config", "lora_config"),
+    *("diffusion_config", "ec_transfer_config", "kv_events_config", "lora_config"),
     *("mamba_config", "offload_config", "reasoning_config", "watermark_config"),
 )
 _OTHER_DRAFTS = ("use_dflash", "use_dspark", "use_multi_module_mtp", "use_ngram", "uses_draft_model", "uses_ngram")
@@ -41,9 +43,12 @@ def blocks_of(setup: Setup) -> int:
     return setup.slots // setup.page_size + 1
 
 
-def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool) -> Fake:
-    """`scheduler` is the class, and `is_v2` says which of the two model runners of a release there would be. What a
-    release computes of this is not in it yet: see `runners.complete`.
+def configuration(
+    setup: Setup, answers: Answers, scheduler: Any, outside: Outside | None = None, *, is_v2: bool
+) -> Fake:
+    """`scheduler` is the class, `outside` is what a connector has KV of, if there is one, and `is_v2` says which of the
+    two model runners of a release there would be. What a release computes of this is not in it yet: see
+    `runners.complete`.
     """
 
     def fake(name: str, **given: Any) -> Fake:
@@ -100,7 +105,7 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
             long_prefill_token_threshold=0,
             long_prefill_token_threshold_adaptive=False,
             policy="priority" if setup.priorities else "fcfs",
-            watermark=0.0,
+            watermark=setup.watermark,
             scheduler_reserve_full_isl=True,
             prefill_schedule_interval=1,
             enable_chunked_prefill=True,
@@ -146,6 +151,18 @@ def configuration(setup: Setup, answers: Answers, scheduler: Any, *, is_v2: bool
         ec_manager_config=fake("ec_manager_config", get_encoder_cache_manager_obj=said(None)),
         aux_output_config=fake("aux_output_config", enabled=False),
         speculative_config=eagle if steps else None,
+        kv_transfer_config=fake(
+            "kv_transfer_config",
+            make=functools.partial(connector, outside),
+            engine_id="engine",
+            is_kv_consumer=True,
+            is_kv_producer=True,
+            kv_connector_extra_config={},
+            kv_load_failure_policy="recompute",
+            has_connector=said(False),
+        )
+        if outside is not None
+        else None,
         **dict.fromkeys(_ABSENT),
         use_v2_model_runner=is_v2,
         is_encoder_only=False,

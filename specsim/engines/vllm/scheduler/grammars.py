@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from specsim.engines.vllm.scheduler.imports import PACKAGE
-from specsim.world.hash_model import VOCABULARY
+from specsim.world.hash_model import ENDS_REASONING, VOCABULARY
 
 BACKEND = "xgrammar"
 """The one that the manager is to take; it takes ours for it."""
@@ -38,8 +38,24 @@ def allowed(row: Any, tokens: Sequence[int]) -> int:
     return next((token for token in tokens if int(row[token // WORD]) >> token % WORD & 1), tokens[0])
 
 
-def manage(manager: Any, iteration: Callable[[], int], compiling: dict[str, int]) -> None:
-    """Have a release's manager compile here. `iteration()` is the engine's, `compiling` by request what it takes."""
+class _Reasoner:
+    """See the release's `ReasoningParser`."""
+
+    def __init__(self, *_arguments: Any, **_named: Any) -> None: ...
+
+    def is_reasoning_end(self, prompt: Sequence[int]) -> bool:
+        return prompt[-1] in ENDS_REASONING
+
+    def is_reasoning_end_streaming(self, _tokens: Sequence[int], last: Iterable[int]) -> bool:
+        return any(token in ENDS_REASONING for token in last)
+
+
+def manage(manager: Any, iteration: Callable[[], int], compiling: dict[str, int], *, reasons: bool) -> None:
+    """Have a release's manager compile here. `iteration()` is the engine's, `compiling` by request what it takes; with
+    `reasons` a grammar begins behind the reasoning.
+    """
+    if reasons:
+        manager.reasoner_cls, manager.reasoner = _Reasoner, _Reasoner()
 
     def submit(compile_: Callable[..., Any], request: Any) -> Future[Any]:
         ready = iteration() + compiling.get(request.request_id, 0)

@@ -22,14 +22,23 @@ _FABRICATED = """
     yaml zmq
 """
 _IMPORTED = """
-    distributed.kv_events envs exceptions multimodal.utils outputs pooling_params sampling_params utils.hashing
+    distributed.kv_events distributed.kv_transfer.kv_connector.v1.base
+    envs exceptions multimodal.utils outputs pooling_params sampling_params utils.hashing
     utils.import_utils utils.math_utils utils.torch_utils utils.torch_version v1.core v1.engine v1.hisparse
     v1.kv_cache_interface v1.kv_cache_layout v1.kv_cache_spec_registry v1.kv_hints v1.metrics.stats v1.outputs
     v1.request v1.serial_utils v1.spec_decode.dynamic v1.spec_decode.metrics v1.structured_output v1.utils
     v1.worker.block_table v1.worker.gpu.async_utils v1.worker.gpu.block_table v1.worker.gpu.buffer_utils
     v1.worker.gpu.input_batch v1.worker.gpu.model_runner v1.worker.gpu.pp_utils v1.worker.gpu.sample.output
-    v1.worker.gpu.spec_decode.utils v1.worker.gpu.states
+    v1.worker.gpu.spec_decode.utils v1.worker.gpu.states v1.worker.gpu.structured_outputs
 """
+
+
+class _Connectors:
+    """In place of the release's factory, which imports connectors by their names."""
+
+    @staticmethod
+    def create_connector(config: Any, role: Any, kv_cache_config: Any) -> Any:
+        return config.kv_transfer_config.make(config, role, kv_cache_config)
 
 
 class _Logger(logging.Logger):
@@ -64,6 +73,7 @@ _CONTENTS: Mapping[str, Mapping[str, Any]] = {
     "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": PAD_SLOT},
     "vllm.platforms": {"current_platform": _PLATFORM},
     "vllm.utils.platform_utils": dict.fromkeys(("is_pin_memory_available", "is_uva_available"), said(True)),
+    "vllm.distributed.kv_transfer.kv_connector.factory": {"KVConnectorFactory": _Connectors},
     "vllm.logger": {"init_logger": _Logger},
 }
 

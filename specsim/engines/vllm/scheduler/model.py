@@ -11,31 +11,30 @@ first one is told both where the scheduler waits for each result.
 
 from __future__ import annotations
 
+import functools
+import pickle
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from specsim.engines.vllm.scheduler.connector import Outside
 from specsim.engines.vllm.scheduler.grammars import allowed
-from specsim.world.hash_model import EMPTY, FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
+from specsim.engines.vllm.scheduler.pools import note_freed, note_revived, read, slots_of, write
+from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
 from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Ints, Kv, NoSlot, Reports
 from specsim.world.ledger import Freed
 
 PAD = -1
 """A draft that the scheduler does not know: the device has it."""
 NEVER = -1_000
-POOLS = "full", "window"
-"""Of the layers of full attention, and of those with a sliding window. Their blocks have numbers of one kind, and no
-block is of both: so each pool has a slot for every block.
-"""
 
 
 @dataclass(slots=True)
 class Seat:
     """A request as the worker has it: all tokens that it knows, how many of them have KV, how many it was given, its
-    blocks in the order of POOLS, and the step in which the last token was sampled, if that is not one that it was told.
+    blocks by pool, and the step in which the last token was sampled, if that is not one that it was told.
     """
 
     rid: str
@@ -78,13 +77,27 @@ class Model:
     """`context` are the tokens of the longest request. `is_told` says that it is told the drafts and how much is
     computed, and that it tells its drafts; `window` are the tokens that some layers attend to, 0 where there are no
     such; `ring` are the steps after which a pipeline's first stage has what was sampled, 0 where it has that at once.
+    With an `outside` what is launched is run later, at the latest when somebody asks what it says: KV from outside
+    comes before or after it.
     """
 
     def __init__(
-        self, blocks: int, block_size: int, steps: int, *, context: int, is_told: bool, window: int = 0, ring: int = 0
+        self,
+        blocks: int,
+        block_size: int,
+        steps: int,
+        *,
+        context: int,
+        is_told: bool,
+        window: int = 0,
+        ring: int = 0,
+        outside: Outside | None = None,
     ) -> None:
         self.block_size, self.steps, self.is_told, self.window = block_size, steps, is_told, window
         self.context, self.ring, self._step, self._has_grammars = context, ring, 0, False
+        self.outside = outside
+        self._queue: deque[tuple[bool, Callable[[], Any]]] = deque()
+        """What is to run, and whether it is a launch."""
         self.reports = Reports()
         self.kv = Kv(self.reports, blocks * block_size, blocks * block_size if window else 0)
         self.prefixes: dict[str, Prefixes] = {}
@@ -93,11 +106,42 @@ class Model:
         self.right: Callable[[int], int] = lambda most: most
         """How many drafts of so many are right."""
 
-    def launch(self, batch: Any, grammar: Any = None) -> dict[str, list[int]]:
-        """What is sampled for each request of a SchedulerOutput, by the masks of a GrammarOutput; nothing for a part of
-        a prompt.
+    def launch(self, batch: Any, grammar: Any = None) -> Callable[[], dict[str, list[int]]]:
+        """A function that says what is sampled for each request of a SchedulerOutput, by the masks of a GrammarOutput;
+        nothing for a part of a prompt.
         """
+        if self.outside is not None:
+            self.outside.take(batch.kv_connector_metadata)
+            # As workers have it, whatever the scheduler goes on to do.
+            batch, grammar = pickle.loads(pickle.dumps((batch, grammar)))
+        run = functools.cache(functools.partial(self._launched, batch, grammar))
+        self._later(run, is_launch=True)
+
+        def said() -> dict[str, list[int]]:
+            while any(one is run for _is_launch, one in self._queue):
+                self._queue.popleft()[1]()
+            return run()
+
+        return said
+
+    def _later(self, run: Callable[[], Any], *, is_launch: bool = False) -> None:
+        if self.outside is None:
+            run()
+        else:
+            self._queue.append((is_launch, run))
+
+    @property
+    def launched(self) -> int:
+        return sum(is_launch for is_launch, _run in self._queue)
+
+    def run_but(self, count: int) -> None:
+        while self.launched > count:
+            self._queue.popleft()[1]()
+
+    def _launched(self, batch: Any, grammar: Any) -> dict[str, list[int]]:
         self._step += 1
+        if self.outside is not None:
+            self.outside.load(batch.kv_connector_metadata, self)
         self._take(batch)
         self._has_grammars = bool(getattr(batch, "has_structured_output_requests", False))
         drafts = batch.scheduled_spec_decode_tokens
@@ -121,13 +165,14 @@ class Model:
 
     def freed(self, blocks: Sequence[int], by: Freed) -> None:
         """See `specsim.engines.vllm.scheduler.freed.Holder`."""
-        note_freed(self.kv, blocks, self.block_size, by)
+        self._later(functools.partial(note_freed, self.kv, blocks, self.block_size, by))
 
     def revived(self, blocks: Sequence[int]) -> None:
-        note_revived(self.kv, blocks, self.block_size)
+        self._later(functools.partial(note_revived, self.kv, blocks, self.block_size))
 
     def drafts(self, rids: Sequence[str]) -> list[list[int]]:
         """The drafts of these requests' next verifications, as the scheduler is told of them."""
+        self.run_but(0)
         if not (self.is_told or self._has_grammars):
             return [[PAD] * self.steps for _ in rids]
         for rid in rids:
@@ -180,7 +225,7 @@ class Model:
         tables = self._slots(seat, phase, start + count)
         if tables is None:
             return []
-        prefix = self._read(seat, phase, tables, start)
+        prefix = read(self.kv, seat, phase, tables, start, self.window)
         for position in range(start, known):
             is_there = not is_early or position < last
             prefix = extended(prefix, seat.tokens[position] if is_there else PAD)
@@ -191,21 +236,8 @@ class Model:
         seat.computed = known
         return self._sampled(seat, tables, drafts, prefix, masks) if known == len(seat.tokens) else []
 
-    def _read(self, seat: Seat, phase: str, tables: Sequence[Ints], count: int) -> int:
-        """The hash of a request's first tokens, as the KV says that the first query of a launch attends to."""
-        if not count:
-            return EMPTY
-        expected = seat.prefixes.first(count)
-        prefix = self.kv.read(seat, phase, POOLS[0], tables[0][:count], expected, 0)
-        low = max(0, count + 1 - self.window)
-        if self.window and low < count:
-            prefix = self.kv.read(seat, phase, POOLS[1], tables[1][low:count], expected[low:], low, prefix)
-        return prefix
-
-    def _write(self, seat: Seat, tables: Sequence[Ints], position: int, kv: int) -> None:
-        self.kv.write(seat, int(tables[0][position]), kv)
-        if self.window:
-            self.kv.write_window(seat, int(tables[1][position]), kv)
+    def _write(self, seat: Seat, tables: Sequence[Ints], position: int, value: int) -> None:
+        write(self.kv, seat, [int(slots[position]) for slots in tables], value)
 
     def _sampled(
         self, seat: Seat, tables: Sequence[Ints], drafts: Sequence[int], prefix: int, masks: Masks
@@ -253,25 +285,7 @@ class Model:
         if room < count:
             self.reports.add_first(seat.rid, "room", NoSlot(phase, seat.rid, room))
             return None
-        positions = np.arange(count)
-        block, offset = positions // self.block_size, positions % self.block_size
-        return [np.asarray(blocks, np.int64)[block] * self.block_size + offset for blocks in seat.blocks]
+        return [slots_of(blocks, count, self.block_size) for blocks in seat.blocks]
 
     def _room(self, seat: Seat) -> int:
         return min(map(len, seat.blocks)) * self.block_size
-
-
-def note_freed(kv: Kv, blocks: Sequence[int], block_size: int, by: Freed) -> None:
-    """In the ledgers of both pools: a block is of one of them."""
-    for block in blocks:
-        for ledger in (kv.ledger, kv.window_ledger):
-            ledger.freed(range(block * block_size, (block + 1) * block_size), by)
-
-
-def note_revived(kv: Kv, blocks: Sequence[int], block_size: int) -> None:
-    """What is in them is what was written there."""
-    for block in blocks:
-        slots = range(block * block_size, (block + 1) * block_size)
-        kv.ledger.wrote(slots, kv.full[slots.start : slots.stop].tolist())
-        if kv.window.size:
-            kv.window_ledger.wrote(slots, kv.window[slots.start : slots.stop].tolist())

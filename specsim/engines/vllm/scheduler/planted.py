@@ -1,7 +1,8 @@
 """Defects that are planted into vLLM's scheduler to see whether the tier finds them: `planted.toml`.
 
 They were written by someone who had read the source of 0.33.0 and none of specsim's rules: mistakes in admission,
-preemption, stale results, blocks and their hashes, aborts, pauses, priorities and the queue of batches.
+preemption, stale results, blocks and their hashes, aborts, pauses, priorities and the queue of batches (V); in the
+second model runner (W); in what is done for connectors, and for reasoning before a grammar (K).
 """
 
 from __future__ import annotations

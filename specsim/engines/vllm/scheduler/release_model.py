@@ -3,7 +3,7 @@ one launch each on the virtual device.
 
 A pass reads the KV of every position of a request by the block table, and writes that of its tokens to the slots, that
 the runner gives it; KV is a hash of the tokens up to there. The first stage of a pipeline reads tokens and hands on the
-hashes of their prefixes, which the next one writes. The last one samples: a hash is as good as logits.
+hashes of their prefixes, which the next one writes. The last one samples, of logits that the hash ranks.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from specsim.engines.vllm.scheduler.imports import PAD_SLOT
-from specsim.engines.vllm.scheduler.model import POOLS
-from specsim.world.hash_model import EMPTY, Prefixes, extended, likely, next_token
-from specsim.world.kv import REJECTED, Ints, Kv
+from specsim.engines.vllm.scheduler.pools import read, slots_of, write
+from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
+from specsim.world.kv import REJECTED, Kv
 from specsim.world.scheduler import Setup
 
 _HASH = 2**62 - 1
@@ -62,14 +60,14 @@ class Row:
     """A request in a pass: the places of its tokens, how many it has with them, and its block tables."""
 
     seat: Seat
-    span: slice
+    span: slice[int, int, None]
     length: int
     tables: Sequence[Any]
 
     @property
     def first(self) -> int:
         """The position of its first token in the pass."""
-        return self.length - len(range(self.span.start, self.span.stop))
+        return self.length - (self.span.stop - self.span.start)
 
     @property
     def phase(self) -> str:
@@ -109,7 +107,9 @@ class StageModel:
         ]
         for row in self._in_order(rows, slots):
             self._compare(row, int(positions[row.span.start]))
-            prefix = self._read(row, max(row.first, 0))
+            done = max(row.first, 0)
+            tables = [slots_of(table, done, self.setup.page_size) for table in row.tables]
+            prefix = read(self.kv, row.seat, row.phase, tables, done, self.setup.window)
             hidden[row.span] = self._extend(row, prefix, given[row.span].tolist(), slots[:, row.span])
 
     def _in_order(self, rows: Sequence[Row], slots: Any) -> list[Row]:
@@ -119,7 +119,7 @@ class StageModel:
 
         def visit(number: int, above: tuple[int, ...]) -> None:
             row = rows[number]
-            reads = self._slots(row.tables[0], max(row.first, 0)).tolist()
+            reads = slots_of(row.tables[0], max(row.first, 0), self.setup.page_size).tolist()
             for other in sorted({writer[slot] for slot in reads if slot in writer} - {number, *above}):
                 visit(other, (*above, number))
             ordered.setdefault(number, row)
@@ -140,96 +140,97 @@ class StageModel:
                     self.differ("block-table", seat.rid, f"block {block} at {number}", f"block {table[number]}")
                     return
 
-    def _read(self, row: Row, count: int) -> int:
-        if not count:
-            return EMPTY
-        seat, phase = row.seat, row.phase
-        expected = seat.prefixes.first(count)
-        full, *windows = (self._slots(table, count) for table in row.tables)
-        prefix = self.kv.read(seat, phase, POOLS[0], full, expected, 0)
-        low = max(0, count + 1 - self.setup.window)
-        for window in windows if low < count else ():
-            prefix = self.kv.read(seat, phase, POOLS[1], window[low:], expected[low:], low, prefix)
-        return prefix
-
-    def _slots(self, table: Any, count: int) -> Ints:
-        size = self.setup.page_size
-        positions = np.arange(count)
-        return np.asarray(table, np.int64)[positions // size] * size + positions % size
-
     def _extend(self, row: Row, prefix: int, given: Sequence[int], slots: Any) -> list[int]:
         seat, made, right = row.seat, list[int](), True
         known = len(given) - seat.drafts
         for at, one in enumerate(given):
-            before, prefix = prefix, extended(prefix, one) if self.is_first else one
-            right = right and (at < known or prefix == extended(before, next_token(before)))
-            self._write(seat, slots[:, at].tolist(), prefix if right else REJECTED)
+            prefix = extended(prefix, one) if self.is_first else one
+            right = right and (at < known or prefix == seat.prefixes.of(row.first + at + 1))
+            write(self.kv, seat, slots[:, at].tolist(), prefix if right else REJECTED)
             if at == known - 1 and prefix != (expected := seat.prefixes.of(row.first + known)):
                 self.kv.wrong(seat, row.phase, "input", row.first + at, int(slots[0, at]), expected, prefix)
             made.append(prefix)
         return made
 
-    def _write(self, seat: Seat, slots: Sequence[int], kv: int) -> None:
-        full, *windows = slots
-        if full != PAD_SLOT:
-            self.kv.write(seat, full, kv)
-        for window in windows:
-            if window != PAD_SLOT:
-                self.kv.write_window(seat, window, kv)
-
     # ---- sampling and drafting, on the last stage
+
+    def logits(self, hidden: Any) -> Any:
+        """float32 [rows, VOCABULARY]: 0 for the most likely token, -1 for the next one, and so on."""
+        made = unwritten((hidden.shape[0], VOCABULARY), torch.float32)
+
+        def rank(access: Any) -> None:
+            for number, row in enumerate(access.host(hidden).tolist()):
+                access.host(made)[number, likely(row & _HASH, len(_RANKED))] = _RANKED
+                access.host(made)[number, :FIRST_TOKEN] = -VOCABULARY
+
+        self.device.launch(rank, [hidden], [made], "logits")
+        return made
 
     def sample(self, logits: Any, batch: Any) -> tuple[Any, Any]:
         """int64 [requests, 1]: the most likely token of each; int32 [requests]: that it is one."""
         tokens = unwritten((batch.num_reqs, 1))
 
         def sample(access: Any) -> None:
-            rows = access.host(logits).tolist()
-            access.host(tokens)[:, 0] = torch.tensor([next_token(row) for row in rows])
+            access.host(tokens)[:, 0] = access.host(logits).argmax(-1)
 
         self.device.launch(sample, [logits], [tokens], "sample")
         return tokens, batch.seq_lens.new_ones(batch.num_reqs)
 
-    def verify(self, logits: Any, batch: Any) -> tuple[Any, Any]:
+    def verify(self, logits: Any, batch: Any, invalid: Any = None) -> tuple[Any, Any]:
         """int64 [requests, steps + 1]: the tokens up to the first draft that is wrong, and the one that is right there,
-        then 0; int32 [requests]: how many those are.
+        then 0; int32 [requests]: how many those are. `invalid`, bool [rows], are drafts to reject.
         """
         tokens, counts = unwritten((batch.num_reqs, self.setup.steps + 1)), unwritten(batch.num_reqs, torch.int32)
         reads = [logits, batch.input_ids, batch.logits_indices, batch.cu_num_logits]
 
         def verify(access: Any) -> None:
-            rows, ids, at, starts = (access.host(tensor).tolist() for tensor in reads)
+            best = access.host(logits).argmax(-1).tolist()
+            ids, at, starts = (access.host(tensor).tolist() for tensor in reads[1:])
+            is_invalid = access.host(invalid).tolist() if invalid is not None else [False] * len(best)
             for request in range(batch.num_reqs):
                 begin, end = starts[request], starts[request + 1]
-                said = [next_token(rows[begin])]
-                while begin + len(said) < end and ids[at[begin + len(said)]] == said[-1]:
-                    said.append(next_token(rows[begin + len(said)]))
+                said = [best[begin]]
+                while begin + len(said) < end:
+                    row = begin + len(said)
+                    if is_invalid[row] or ids[at[row]] != said[-1]:
+                        break
+                    said.append(best[row])
                 access.host(tokens)[request] = torch.tensor([*said, *[0] * (self.setup.steps + 1 - len(said))])
                 access.host(counts)[request] = len(said)
 
-        self.device.launch(verify, reads, [tokens, counts], "verify")
+        self.device.launch(verify, [*reads, *([invalid] if invalid is not None else [])], [tokens, counts], "verify")
         return tokens, counts
 
-    def draft(self, batch: Any, rejected: Any, last: Any, right: Sequence[int]) -> Any:
+    def draft(self, seats: Sequence[Seat], batch: Any, rejected: Any, last: Any, right: Sequence[int]) -> Any:
         """int64 [requests, steps]: drafts behind the `last` tokens that were sampled, int64 [rows, 1]. By request so
         many of them are right.
         """
         drafts = unwritten((batch.num_reqs, self.setup.steps))
-        reads = [self._hidden, last, rejected, batch.query_start_loc, batch.idx_mapping]
+        reads = [self._hidden, last, rejected, batch.query_start_loc, batch.idx_mapping, batch.seq_lens]
 
         def draft(access: Any) -> None:
-            rows, token, wrong, starts, index = (access.host(tensor).tolist() for tensor in reads)
+            rows, token, wrong, starts, index, lengths = (access.host(tensor).tolist() for tensor in reads)
             for request, count in enumerate(right):
-                at = starts[request + 1] - 1 - wrong[request]
-                prefix, made = extended(rows[at] & _HASH, token[index[request]][0]), []
-                for step in range(self.setup.steps):
-                    one, other = likely(prefix, 2)
-                    made.append(one if step < count else other)
-                    prefix = extended(prefix, one)
+                at, known = starts[request + 1] - 1 - wrong[request], lengths[request] - wrong[request] + 1
+                prefix = extended(rows[at] & _HASH, token[index[request]][0])
+                made = self._drafts(seats[request].prefixes, known, prefix, count)
                 access.host(drafts)[request] = torch.tensor(made)
 
         self.device.launch(draft, reads, [drafts], "draft")
         return drafts
+
+    def _drafts(self, prefixes: Prefixes, known: int, prefix: int, right: int) -> list[int]:
+        """Behind the first `known` tokens, whose hash is `prefix`."""
+        made = []
+        for step in range(self.setup.steps):
+            is_right = prefix == prefixes.of(known + step)
+            one = prefixes.token(known + step) if is_right else next_token(prefix)
+            made.append(one if step < right else next(other for other in likely(prefix, 2) if other != one))
+            prefix = extended(prefix, one)
+        return made
+
+
+_RANKED = -torch.arange(VOCABULARY - FIRST_TOKEN, dtype=torch.float32)
 
 
 def unwritten(shape: Any, dtype: torch.dtype = torch.int64) -> Any:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from specsim.engines.vllm.scheduler.imports import PACKAGE
-from specsim.engines.vllm.scheduler.model import note_freed, note_revived
+from specsim.engines.vllm.scheduler.pools import note_freed, note_revived
 from specsim.engines.vllm.scheduler.release_model import Pass, Seat, StageModel
 from specsim.vdevice.tensors import VirtualTensor, device_view
 from specsim.world.clock import overridden
@@ -59,15 +59,15 @@ class ReleaseWorker:
         setup: Setup,
         device: Any,
         answers: Answers,
-        blocks_of: Callable[[str], tuple[list[int], ...]],
+        blocks_of: Callable[[str], Sequence[Sequence[int]]],
     ) -> None:
-        self.setup, self.device, self.answers, self.blocks_of = setup, device, answers, blocks_of
+        self.setup, self.device, self.answers, self._blocks_of = setup, device, answers, blocks_of
         self.reports = Reports()
         self.prefixes: dict[str, Prefixes] = {}
         """By request what its user asked for, and what follows."""
         self.right: Callable[[int], int] = lambda most: most
         """How many drafts of so many are right."""
-        self._batch: Any = None
+        self._seats: dict[str, Seat] = {}
         slots = kv_cache.num_blocks * setup.page_size
         pools = [Kv(self.reports, slots, slots if setup.window else 0) for _ in range(setup.stages)]
         self.stages = [Stage(self, number, kv) for number, kv in enumerate(pools)]
@@ -83,7 +83,11 @@ class ReleaseWorker:
 
     def execute(self, batch: Any) -> Any:
         """None where there are tokens to sample, else the release's ModelRunnerOutput."""
-        self._batch = batch
+        drafts = batch.scheduled_spec_decode_tokens
+        self._seats = {
+            rid: Seat(rid, self.prefixes[rid], len(drafts.get(rid, ())), tuple(map(tuple, self._blocks_of(rid))))
+            for rid in batch.num_scheduled_tokens
+        }
         handed = out = None
         for stage in self.stages:
             with stage.entered():
@@ -118,12 +122,9 @@ class ReleaseWorker:
 
     # ---- what stages ask
 
-    def seats(self, rids: list[str]) -> list[Seat]:
-        drafts = self._batch.scheduled_spec_decode_tokens
-        return [
-            Seat(rid, self.prefixes[rid], len(drafts.get(rid, ())), tuple(map(tuple, self.blocks_of(rid))))
-            for rid in rids
-        ]
+    def seats(self, rids: Sequence[str]) -> list[Seat]:
+        """Those of a batch, in the runner's order."""
+        return [self._seats[rid] for rid in rids]
 
     def differ(self, what: str, rid: str, expected: str, actual: str) -> None:
         """Note that a part of the engine has something else than another."""
@@ -258,7 +259,7 @@ class Stage:
             "IntermediateTensors": Tensors,
             "MULTIMODAL_REGISTRY": self._fake("mm_registry", supports_multimodal_inputs=said(False)),
             "NO_OP_KV_CONNECTOR": connector,
-            "RejectionSampler": said(lambda logits, batch, *_: self._output(batch, *self.model.verify(logits, batch))),
+            "RejectionSampler": said(self._verified),
             "Sampler": said(sampler),
             "build_slot_mappings_by_layer": nothing,
             "dispatch_cg_and_sync_dp": _dispatched,
@@ -295,7 +296,7 @@ class Stage:
             "model",
             self.worker.answers,
             called=forward,
-            compute_logits=lambda hidden: hidden,
+            compute_logits=self.model.logits,
             make_empty_intermediate_tensors=empty,
             requires_raw_input_tokens=False,
         )
@@ -333,6 +334,9 @@ class Stage:
                     return tuple(known[ast.unparse(name).removeprefix("self.")] for name in names)
         raise DriftError([], ["GPUModelRunner.initialize_kv_cache with init_attn_backend"])
 
+    def _verified(self, logits: Any, batch: Any, _drafts: Any = None, invalid: Any = None) -> Any:
+        return self._output(batch, *self.model.verify(logits, batch, invalid))
+
     def _output(self, batch: Any, tokens: Any, counts: Any) -> Any:
         """The release's SamplerOutput."""
         kind, given = self._modules["output"].SamplerOutput, {"num_sampled": counts}
@@ -345,7 +349,8 @@ class Stage:
     def _propose(self, *_arguments: Any, **_named: Any) -> Any:
         batch, (_output, _counts, rejected) = self._sampled
         right = [self.worker.right(self.worker.setup.steps) for _ in range(batch.num_reqs)]
-        return self.model.draft(batch, rejected, self.runner.req_states.last_sampled_tokens, right)
+        seats = self.worker.seats(batch.req_ids)
+        return self.model.draft(seats, batch, rejected, self.runner.req_states.last_sampled_tokens, right)
 
 
 class _Called(Fake):

@@ -71,6 +71,12 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=96, steps=1, draft_tokens=2, stages=2, overlap=False, worker="release"),
     Setup(page_size=4, slots=160, window=6, chunk=12, stages=2, worker="release"),
     Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, overlap=False, worker="release"),
+    Setup(page_size=4, slots=96, connector=True),
+    Setup(page_size=4, slots=96, overlap=False, connector=True),
+    Setup(page_size=4, slots=96, steps=0, draft_tokens=1, stages=2, model_runner="V2", connector=True),
+    Setup(page_size=4, slots=96, reasoning=True),
+    Setup(page_size=4, slots=96, overlap=False, reasoning=True),
+    Setup(page_size=4, slots=96, watermark=0.1),
 )
 
 _SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window", "worker", "model_runner"))

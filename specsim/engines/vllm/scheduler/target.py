@@ -17,14 +17,14 @@ from specsim.engines.importable import imported
 from specsim.engines.vllm.scheduler import release_model, release_worker
 from specsim.engines.vllm.scheduler.boot import REFUSED, Booted, load, release_module
 from specsim.engines.vllm.scheduler.runners import runner_of
-from specsim.engines.vllm.scheduler.setups import FACTS, GRAMMARS, PAUSES, SETUPS, reach_of
+from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
 from specsim.errors import UsageError
 from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.isolation.phases import running
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
 from specsim.world.fakes import NotRunError
-from specsim.world.hash_model import prefix_of
+from specsim.world.hash_model import prefix_of, reasoned
 from specsim.world.own import OwnScheduler
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
@@ -57,14 +57,13 @@ if TYPE_CHECKING:
     from specsim.world.packages import Edit
 
 LACKS = (
-    ("schedules with logprobs", "the toy model computes no logits"),
+    ("schedules with logprobs", "the toy model has no logits of its own"),
     ("schedules with stop strings", "who makes text of tokens looks for them, and that is not run"),
     ("schedules with mamba layers", "the toy model has layers of full attention, and of a sliding window"),
-    ("schedules with several ranks, KV connectors or disaggregation", "one process runs, without sockets"),
+    ("schedules with several ranks, vLLM's own connectors or disaggregation", "one process runs, without sockets"),
 )
 LACKS_OF_RELEASE_WORKERS = (
     ("the first model runner", "the second one runs"),
-    ("schedules with grammars", "who masks logits is not run"),
     ("the release's sampler, drafter and attention", "in their place is the model"),
 )
 MODELS = frozenset(str(module.__file__) for module in (release_model, release_worker))
@@ -125,8 +124,8 @@ class VllmScheduler:
         booted.watch_blocks(self._release.below)
         self._release.probes.started()
         facts = replace(self._facts, context=booted.context)
-        if setup.worker == "release":
-            facts = replace(facts, features=facts.features - {GRAMMARS})
+        if setup.connector:  # a request waits for its KV, whoever comes after it
+            facts = replace(facts, in_order=False, features=facts.features - {"flushes", PAUSES})
         return Started(booted, self._release, facts)
 
     def _simulated(self) -> Any:
@@ -180,7 +179,13 @@ class Started(OwnScheduler):
         return lambda: self._booted.add(turn.rid, turn.prompt, turn.answer, **given)
 
     def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = ()) -> list[int]:
-        return list(turn.grammar) or self.decode(prompt, turn.answer)
+        said, grammar = self.decode(prompt, turn.answer), turn.grammar
+        if not grammar:
+            return said
+        before = reasoned(prompt, said) if self._setup.reasoning else 0
+        if before >= 0:
+            said = [*said[:before], *grammar][: turn.answer]
+        return said[: [*said, grammar[-1]].index(grammar[-1]) + 1]
 
     def abort(self, rid: str) -> Any:
         return lambda: self._abort([rid])
@@ -217,6 +222,8 @@ class Started(OwnScheduler):
         booted.surroundings.restart()
         booted.model.right = lambda most: most - chooser.choose(most + 1, "accept")
         booted.draws, booted.launched = chooser.choose, self._note_launch
+        if booted.outside is not None:
+            booted.outside.draws = chooser.choose
         if device is not None:
             device.restart(chooser)
 
@@ -263,7 +270,7 @@ class Started(OwnScheduler):
         has = [self._blocks_of(request) * page for request in running]
         claims = [request.num_computed_tokens for request in running]
         return Load(
-            waiting=tuple((request.request_id, self._longest(request)) for request in scheduler.waiting),
+            waiting=tuple((one.request_id, self._longest(one)) for one in scheduler.waiting if not _is_loading(one)),
             running=sum(max(0, self._longest(request) - slots) for request, slots in zip(running, has, strict=True)),
             free=self._pool.get_num_free_blocks() * page,
             free_rows=self._setup.rows - len(running),
@@ -281,7 +288,7 @@ class Started(OwnScheduler):
 
     def _blocks_of(self, request: Any) -> int:
         """Of each group of layers."""
-        return min(map(len, self._booted.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
+        return min(map(len, self._booted.blocks(request.request_id)))
 
     def requests(self) -> Iterator[RequestState]:
         refused = {sent.request_id for _at, sent in self._booted.sent if str(sent.finish_reason).lower() == REFUSED}
@@ -358,6 +365,10 @@ class Started(OwnScheduler):
 
     def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
         return self._release.functions_of(codes)
+
+
+def _is_loading(request: Any) -> bool:
+    return bool(request.status.name == "WAITING_FOR_REMOTE_KVS")
 
 
 def _reason(reason: Any) -> str:

@@ -1,0 +1,252 @@
+"""A connector to KV outside the engine, under the release's own interface: `KVConnectorBase_V1`.
+
+There is KV of a part of some prompts, and of others none. It is loaded in the step that reads it, or while the request
+waits for it: then it is written whenever it comes, in no order with what the device runs. A load may fail from some
+block on. KV of what has ended may be handed on: until that has been read its blocks are kept.
+
+What comes when is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from specsim.engines.vllm.scheduler.imports import PACKAGE
+from specsim.engines.vllm.scheduler.pools import read, slots_of, write
+from specsim.world.hash_model import Prefixes
+from specsim.world.kv import Kv, NoSlot, Reports
+
+NOTHING, IN_THE_STEP, MEANWHILE, WHOLE_PROMPT = range(4)
+"""What there is of a prompt: some of its blocks, as often as it is asked for, loaded so or so, or once all of it, as an
+engine has it that only prefills.
+"""
+_ENDS = "length", "stop"
+"""Why a request ended that has KV of its whole prompt."""
+
+
+class Transfer(NamedTuple):
+    """KV of positions `start` to `end` of a request, in the slots of `blocks`: from outside, or to there."""
+
+    rid: str
+    blocks: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Plan(NamedTuple):
+    """What the worker is told with a batch."""
+
+    in_the_step: tuple[Transfer, ...]
+    meanwhile: tuple[Transfer, ...]
+    handed_on: tuple[Transfer, ...]
+
+
+class _Seat(NamedTuple):
+    """See `pools.Reader`."""
+
+    rid: str
+    prefixes: Prefixes
+
+    @property
+    def owner(self) -> str:
+        return self.rid
+
+    @property
+    def is_read(self) -> bool:
+        return True
+
+
+class KvModel(Protocol):
+    """The model, whose KV is loaded and handed on. It has still to run some of what was `launched`."""
+
+    kv: Kv
+    reports: Reports
+    block_size: int
+    prefixes: dict[str, Prefixes]
+
+    @property
+    def launched(self) -> int: ...
+
+    def run_but(self, count: int) -> None:
+        """Run all but the last `count` launches."""
+
+
+class Outside:
+    """What is outside, and the worker's part of a connector. `draws(count, label)` chooses."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.draws: Callable[[int, str], int] = lambda _count, _label: 0
+        self._coming: list[Transfer] = []
+        self._read: list[Transfer] = []
+        self._has_come: list[Transfer] = []
+        self._was_read: list[str] = []
+        self._failed: list[int] = []
+
+    def take(self, plan: Plan | None) -> None:
+        """A batch was launched with it."""
+        if plan is not None:
+            self._coming += plan.meanwhile
+            self._read += plan.handed_on
+
+    def load(self, plan: Plan | None, model: KvModel) -> None:
+        """What a batch reads is loaded before it does."""
+        for transfer in plan.in_the_step if plan is not None else ():
+            _written(transfer, transfer.end, model)
+
+    def pass_time(self, model: KvModel) -> None:
+        """Some of what is under way comes, before or after what was launched and has not run, or is read."""
+        for transfer in [one for one in self._coming if not self.draws(2, "is still coming")]:
+            model.run_but(self.draws(model.launched + 1, "launches that it comes before"))
+            self._coming.remove(transfer)
+            self._has_come.append(transfer)
+            _written(transfer, self._end(transfer), model)
+        for transfer in [one for one in self._read if not self.draws(2, "is still to be read")]:
+            self._read.remove(transfer)
+            self._was_read.append(transfer.rid)
+            _handed_on(transfer, model)
+
+    def _end(self, transfer: Transfer) -> int:
+        """Up to where it comes: from some block on it may fail."""
+        first, last = transfer.start // self.block_size, -(-transfer.end // self.block_size)
+        if self.draws(6, "fails") != 1:
+            return transfer.end
+        block = first + self.draws(last - first, "fails from")
+        self._failed += transfer.blocks[block:last]
+        return max(transfer.start, block * self.block_size)
+
+    def said(self) -> Mapping[str, Any] | None:
+        """What the worker says of it beside what was sampled, the fields of a KVConnectorOutput."""
+        come = [one.rid for one in self._has_come if not self.draws(2, "is said later")]
+        self._has_come = [one for one in self._has_come if one.rid not in come]
+        was_read, self._was_read = self._was_read, []
+        failed, self._failed = (set(self._failed), []) if come else (set(), self._failed)
+        if not (come or was_read):
+            return None
+        # Keys are a set that has an order.
+        received, sent = dict.fromkeys(come).keys(), dict.fromkeys(was_read).keys()
+        return {"finished_recving": received, "finished_sending": sent, "invalid_block_ids": failed}
+
+
+def _written(transfer: Transfer, end: int, model: KvModel) -> None:
+    prefixes = model.prefixes[transfer.rid]
+    seat, slots = _Seat(transfer.rid, prefixes), slots_of(transfer.blocks, transfer.end, model.block_size)
+    for position in range(transfer.start, end):
+        write(model.kv, seat, [int(slots[position])], prefixes.of(position + 1))
+
+
+def _handed_on(transfer: Transfer, model: KvModel) -> None:
+    room = len(transfer.blocks) * model.block_size
+    if room < transfer.end:
+        model.reports.add_first(transfer.rid, "room", NoSlot("send", transfer.rid, room))
+        return
+    seat = _Seat(transfer.rid, model.prefixes[transfer.rid])
+    read(model.kv, seat, "send", [slots_of(transfer.blocks, transfer.end, model.block_size)], transfer.end, 0)
+
+
+class _Offer:
+    """What there is of a prompt: its first `tokens`, known once it was asked for so often."""
+
+    def __init__(self, kind: int, tokens: int, asks: int) -> None:
+        self.kind, self.tokens, self.asks = kind, tokens, asks
+
+    @property
+    def is_meanwhile(self) -> bool:
+        return self.kind != IN_THE_STEP
+
+
+_NOTHING = _Offer(NOTHING, 0, 0)
+
+
+@functools.cache
+def _connector_class() -> type:
+    base = importlib.import_module(f"{PACKAGE}.distributed.kv_transfer.kv_connector.v1.base")
+    return type("Connector", (_Scheduler, base.SupportsHMA, base.KVConnectorBase_V1), {})
+
+
+def connector(outside: Outside, config: Any, role: Any, *kv_cache: Any) -> Any:
+    """The scheduler's part of a connector, an object of the release's class."""
+    made: Any = _connector_class()(config, role, *kv_cache)
+    made.connect(outside)
+    return made
+
+
+class _Scheduler:
+    """The scheduler's part: what the release's base class leaves open."""
+
+    def connect(self, outside: Outside) -> None:
+        self._outside = outside
+        self._offers: dict[str, _Offer] = {}
+        self._asked: dict[str, int] = {}
+        """By request how many of its tokens had KV when it was asked for last."""
+        self._loading: dict[str, Transfer] = {}
+        self._plan: tuple[list[Transfer], list[Transfer], list[Transfer]] = [], [], []
+
+    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        rid = request.request_id
+        offer = self._offers.get(rid) or self._offers.setdefault(rid, self._drawn(request))
+        self._asked[rid] = computed
+        if offer.asks:
+            offer.asks -= 1
+            return None, False
+        tokens = max(0, offer.tokens - computed)
+        return tokens, bool(tokens) and offer.is_meanwhile
+
+    def _drawn(self, request: Any) -> _Offer:
+        draws, prompt, size = self._outside.draws, int(request.num_prompt_tokens), self._outside.block_size
+        kind = draws(4, "there is")
+        if kind == NOTHING:
+            return _NOTHING
+        tokens = prompt if kind == WHOLE_PROMPT else size * draws(prompt // size + 1, "blocks of it")
+        if kind == IN_THE_STEP:  # something is left to compute in it
+            tokens = min(tokens, prompt - 1)
+        return _Offer(kind, tokens, draws(3, "asks before it is known"))
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, external: int) -> None:
+        if not external:
+            return
+        rid, (numbers, *_) = request.request_id, blocks.get_block_ids()
+        transfer = Transfer(rid, tuple(numbers), self._asked[rid], self._asked[rid] + external)
+        in_the_step, meanwhile, _ = self._plan
+        if self._offers[rid].is_meanwhile:
+            self._loading[rid] = transfer
+            meanwhile.append(transfer)
+            if self._offers[rid].kind == WHOLE_PROMPT:
+                self._offers[rid] = _NOTHING
+        else:
+            in_the_step.append(transfer)
+
+    def build_connector_meta(self, _batch: Any) -> Plan:
+        plan, self._plan = Plan(*map(tuple, self._plan)), ([], [], [])
+        return plan
+
+    def update_connector_output(self, output: Any) -> None:
+        for rid in output.finished_recving or ():
+            loaded = self._loading.pop(rid)
+            if output.invalid_block_ids.intersection(loaded.blocks):
+                self._offers[rid] = _NOTHING
+
+    def request_finished(self, request: Any, blocks: Sequence[int]) -> tuple[bool, Any]:
+        """Of one that was aborted nobody knows what there is: its blocks are kept, and not read."""
+        is_whole = str(request.get_finished_reason()).lower() in _ENDS
+        if not (blocks or is_whole) or not self._outside.draws(2, "is handed on"):
+            return False, None
+        end = int(request.num_prompt_tokens) if is_whole else 0
+        self._plan[2].append(Transfer(request.request_id, tuple(blocks), 0, end))
+        return True, None
+
+    def request_finished_all_groups(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, Any]:
+        return self.request_finished(request, blocks[0])
+
+    def reset_cache(self) -> bool:
+        return True
+
+    # the worker's part of the release's class, which is not this one
+
+    def _not_here(self, *_arguments: Any, **_named: Any) -> None:
+        raise NotImplementedError
+
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _not_here

@@ -1,0 +1,81 @@
+"""The KV of an engine's layers, by blocks: the pool of full attention, and the one of a sliding window.
+
+Their blocks have numbers of one kind, and no block is of both: so each pool has a slot for every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from specsim.engines.vllm.scheduler.imports import PAD_SLOT
+from specsim.world.hash_model import EMPTY, Prefixes
+from specsim.world.kv import Ints, Kv
+from specsim.world.ledger import Freed
+
+FULL, WINDOW = "full", "window"
+
+
+class Reader(Protocol):
+    """A request that has KV."""
+
+    @property
+    def rid(self) -> str: ...
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def is_read(self) -> bool: ...
+
+    @property
+    def prefixes(self) -> Prefixes: ...
+
+
+def slots_of(blocks: Sequence[int], count: int, block_size: int) -> Ints:
+    """int64 [count]: the slots of a request's first positions."""
+    positions = np.arange(count)
+    return np.asarray(blocks, np.int64)[positions // block_size] * block_size + positions % block_size
+
+
+def read(kv: Kv, seat: Reader, phase: str, slots: Sequence[Ints], count: int, window: int) -> int:
+    """The hash of a request's first `count` tokens, as the KV says that the first query of a launch attends to.
+    `slots` are those of its positions by pool.
+    """
+    if not count:
+        return EMPTY
+    expected = seat.prefixes.first(count)
+    full, *windows = slots
+    prefix = kv.read(seat, phase, FULL, full[:count], expected, 0)
+    low = max(0, count + 1 - window)
+    for sliding in windows if low < count else ():
+        prefix = kv.read(seat, phase, WINDOW, sliding[low:count], expected[low:], low, prefix)
+    return prefix
+
+
+def write(kv: Kv, seat: Reader, slots: Sequence[int], value: int) -> None:
+    """To a slot of each pool."""
+    full, *windows = slots
+    if full != PAD_SLOT:
+        kv.write(seat, full, value)
+    for window in windows:
+        if window != PAD_SLOT:
+            kv.write_window(seat, window, value)
+
+
+def note_freed(kv: Kv, blocks: Sequence[int], block_size: int, by: Freed) -> None:
+    """In the ledgers of both pools."""
+    for block in blocks:
+        for ledger in (kv.ledger, kv.window_ledger):
+            ledger.freed(range(block * block_size, (block + 1) * block_size), by)
+
+
+def note_revived(kv: Kv, blocks: Sequence[int], block_size: int) -> None:
+    """What is in them is what was written there."""
+    for block in blocks:
+        slots = range(block * block_size, (block + 1) * block_size)
+        kv.ledger.wrote(slots, kv.full[slots.start : slots.stop].tolist())
+        if kv.window.size:
+            kv.window_ledger.wrote(slots, kv.window[slots.start : slots.stop].tolist())
