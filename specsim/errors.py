@@ -62,9 +62,11 @@ def cut(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """What was raised, as it is kept: its type and its text, which may be of any length and may itself raise."""
+    """What was raised, as it is kept: its type and its text, which may be of any length and may itself raise. Half a
+    surrogate pair is spelled out: records of schedules are UTF-8.
+    """
     try:
         text = str(error)
     except Exception as again:
         text = f"its text cannot be had: {type(again).__name__}"
-    return cut(f"{type(error).__name__}: {text}")
+    return cut(f"{type(error).__name__}: {text.encode(errors='backslashreplace').decode()}")

@@ -10,7 +10,7 @@ replays it.
         assert_lossless(my_rule, "verify_chain_rejection")
 
     def test_this_checkout():
-        assert_no_finding("sglang@.", only="accounting", budget_seconds=30)
+        assert_no_finding("sglang@.", only="scheduler", budget_seconds=30)
 
 Works in any test runner. Under pytest, Triton kernels run on a CPU where `TRITON_INTERPRET=1` is set before triton is
 imported. `assert_no_finding` and `assert_gone` run the target's code, in a child process.
@@ -253,7 +253,7 @@ def assert_no_finding(
 ) -> Verdict:
     """TARGET ("model", "sglang==VERSION", "sglang@PATH[#REV]", "module:object") breaks no rule within the budget.
 
-    `only` is a tier: ops, workers or accounting. `known` are signatures of findings that are let pass. Returns the
+    `only` is a tier: ops, accounting or scheduler. `known` are signatures of findings that are let pass. Returns the
     verdict, which lists what was not run and why. Raises AssertionError with each finding; UsageError for a target that
     cannot be used, for one of which nothing could be checked, and for a release that is not in the cache, since tests
     fetch nothing.

@@ -43,27 +43,25 @@ HOSTILE = """
     import pathlib
     import time
 
-    from specsim.engine.rules.extension import Extension
+    from property_tests.support.own_engine import Engine
 
-    calls = 0
+    def hostile(requests):
+        text = "[red]\\x1b[2J\\x1b]0;owned\\x07 <b>\\u202e\\ud800 r\\u00e9sum\\u00e9 " + "x" * 30000
+        raise ValueError(text)
 
-    def hostile(call, memory, requests):
-        return "[red]\\x1b[2J\\x1b]0;owned\\x07 <b>\\u202e\\ud800 r\\u00e9sum\\u00e9 " + "x" * 30000
+    def late(requests):
+        with open("steps", "a") as steps:
+            steps.write(".")
+            if steps.tell() > 200:
+                pathlib.Path("running").touch()
+        if requests == 3:
+            hostile(requests)
 
-    def counting(call, memory, requests):
-        global calls
-        calls += 1
-        if calls > 2000:
-            pathlib.Path("running").touch()
-        return hostile(call, memory, requests) if call == "release" else ""
-
-    def hanging(call, memory, requests):
+    def hanging(requests):
         pathlib.Path("running").touch()
         time.sleep(60)
 
-    says = Extension(rules={"a": hostile})
-    counts = Extension(rules={"a": counting})
-    hangs = Extension(rules={"a": hanging})
+    says, breaks, hangs = Engine(hostile), Engine(late), Engine(hanging)
 """
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -219,12 +217,12 @@ def interrupted(folder: Path, *arguments: str, times: int = 1) -> tuple[int, str
 
 
 def test_an_interrupt_keeps_what_was_found_and_says_how_to_go_on(folder: Path) -> None:
-    arguments = ("--schedules", "1000000", "--only", "accounting", "--out", "found", "--json", "v.json", "--seed", "9")
-    code, stdout, stderr = interrupted(folder, "check", "mine:counts", *arguments)
+    arguments = ("--schedules", "1000000", "--only", "scheduler", "--out", "found", "--json", "v.json", "--seed", "9")
+    code, stdout, stderr = interrupted(folder, "check", "mine:breaks", *arguments)
     assert code == 1, stderr
     assert "Traceback" not in stderr
     assert "Once more ends it at once" in stderr
-    assert "specsim check mine:counts --seed 9" in stderr
+    assert "specsim check mine:breaks --seed 9" in stderr
     assert "interrupted" in next(line for line in stdout.splitlines() if line.startswith("fail: "))
     data = json.loads((folder / "v.json").read_text())
     (finding,) = data["findings"]
@@ -235,7 +233,7 @@ def test_an_interrupt_keeps_what_was_found_and_says_how_to_go_on(folder: Path) -
 
 def test_a_second_interrupt_ends_it_at_once(folder: Path) -> None:
     started = time.monotonic()
-    code, _, stderr = interrupted(folder, "check", "mine:hangs", "--only", "accounting", times=2)
+    code, _, stderr = interrupted(folder, "check", "mine:hangs", "--only", "scheduler", times=2)
     assert code == 130
     assert "Traceback" not in stderr
     assert time.monotonic() - started < 50
@@ -394,7 +392,7 @@ def in_a_terminal(folder: Path, *arguments: str, columns: int, **more: str) -> t
 
 
 def test_hostile_text_in_a_terminal_of_20_columns_is_spelled_out(folder: Path) -> None:
-    check = ("check", "mine:says", "--only", "accounting", "--schedules", "2", "--no-shrink")
+    check = ("check", "mine:says", "--only", "scheduler", "--schedules", "2", "--no-shrink")
     code, shown = in_a_terminal(folder, *check, columns=20)
     assert code == 1, shown
     assert "Traceback" not in shown
@@ -410,13 +408,13 @@ def test_hostile_text_in_a_terminal_of_20_columns_is_spelled_out(folder: Path) -
 
 def test_a_locale_without_unicode_spells_out_what_it_lacks(folder: Path) -> None:
     plain = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
-    arguments = ("--only", "accounting", "--schedules", "2", "--no-shrink", "--junit", "j.xml", "--json", "h.json")
+    arguments = ("--only", "scheduler", "--schedules", "2", "--no-shrink", "--junit", "j.xml", "--json", "h.json")
     ended = specsim(folder, "check", "mine:says", *arguments, **plain)
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout.isascii()
     assert "r\\xe9sum\\xe9" in ended.stdout
-    assert "\ud800" in json.loads((folder / "h.json").read_text())["findings"][0]["actual"]
+    assert "\\ud800" in json.loads((folder / "h.json").read_text())["findings"][0]["actual"]
 
 
 @pytest.mark.parametrize("option", ["--out", "--json", "--junit", "--sarif"])

@@ -170,12 +170,12 @@ def test_replay_files_are_parameters_and_a_finding_that_is_there_fails(monkeypat
 # ---- the plugin
 
 SUITE = """
-    from specsim.engine.rules.extension import Extension
+    from property_tests.support.own_engine import Engine
 
-    extension = Extension(rules={"nobody launches": lambda call, memory, requests: "one" * (call == "prepare")})
+    engine = Engine(lambda requests: [][requests])
 
     def test_of_a_target(specsim_target):
-        assert specsim_target == "test_mine:extension"
+        assert specsim_target == "test_mine:engine"
 """
 
 
@@ -183,15 +183,15 @@ def test_a_target_and_replay_files_of_the_command_line_are_tests(tmp_path: Path)
     (tmp_path / "test_mine.py").write_text("\n".join(line[4:] for line in SUITE.splitlines()))
     (tmp_path / "kept").mkdir()
     shutil.copy(STALE, tmp_path / "kept")
-    target = "--specsim-target=test_mine:extension"
-    chosen = ["-k", "accounting or of_a_target or kept", "--specsim-budget-seconds=1"]
+    target = "--specsim-target=test_mine:engine"
+    chosen = ["-k", "scheduler or of_a_target or kept", "--specsim-budget-seconds=1"]
     ended = run_pytest(tmp_path, target, "--specsim-target=model", "--specsim-replays=kept", *chosen, "--co", "-q")
     assert ended.stdout.splitlines()[:6] == [
-        "test_mine.py::test_of_a_target[test_mine:extension]",
+        "test_mine.py::test_of_a_target[test_mine:engine]",
         "test_mine.py::test_of_a_target[model]",
-        "specsim::test_mine:extension::accounting",
-        "specsim::model::accounting",
-        f"specsim::kept/{STALE.name}::test_mine:extension",
+        "specsim::test_mine:engine::scheduler",
+        "specsim::model::scheduler",
+        f"specsim::kept/{STALE.name}::test_mine:engine",
         f"specsim::kept/{STALE.name}::model",
     ], ended.stdout + ended.stderr
     ended = run_pytest(tmp_path, "-v", target, *chosen)
@@ -199,7 +199,7 @@ def test_a_target_and_replay_files_of_the_command_line_are_tests(tmp_path: Path)
     assert "1 failed, 1 passed" in ended.stdout
     lines = ended.stdout.splitlines()
     last = lines[next(i for i, line in enumerate(lines) if "short test summary" in line) - 1]
-    replay = re.fullmatch(r" +replay +specsim replay (\S+) --target test_mine:extension", last)
+    replay = re.fullmatch(r" +replay +specsim replay (\S+) --target test_mine:engine", last)
     assert replay, ended.stdout
     assert Path(replay[1]).is_file()
 

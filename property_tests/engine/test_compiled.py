@@ -40,12 +40,11 @@ needs_build = pytest.mark.skipif(
     not os.environ.get("SPECSIM_TEST_COMPILED"), reason="compiling takes minutes: `make test-compiled` does it"
 )
 
-# What a process prints: how its simulator runs, digests of schedules of the model, of an extension and of another order
-# of steps, and the counts of a scope.
+# What a process prints: how its simulator runs, digests of schedules of the model, of an accounting with a defect and
+# of another order of steps, and the counts of a scope.
 PROGRAM = """
 import json
 from specsim.tiers.accounting.exploration import explore
-from specsim.engine.rules.extension import Extension, ExtensionTarget
 from specsim.tiers.accounting.decisive_pair import _again, _first_run, _Orders
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule, simulate
 from specsim.compiled.finder import in_use
@@ -59,15 +58,12 @@ class Forgetful(ModelAccounting):
         if request.rid != "r2":
             super().release(request)
 
-def few(call, memory, requests):
-    return "" if len(requests) < 5 else f"{len(requests)} requests"
+class ForgetfulTarget(ModelTarget):
+    def make(self, memory):
+        return Forgetful(memory)
 
 digests = []
-targets = [
-    ModelTarget(),
-    ExtensionTarget("forgetful", Extension(accounting=Forgetful)),
-    ExtensionTarget("few", Extension(rules={"few": few}, chooser=lambda bound, label, value: bound - 1 - value)),
-]
+targets = [ModelTarget(), ForgetfulTarget()]
 for target in targets:
     for index in range(120):
         schedule = run_schedule(target, chooser_of(3, index))

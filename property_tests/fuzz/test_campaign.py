@@ -35,16 +35,18 @@ from specsim.fuzz.versions import version_of
 from specsim.fuzz.work import Batch, BatchResult
 from specsim.lifting.cache import Cache
 
-RULES = """
-from specsim.engine.rules.extension import Extension
+MINE = """
+from property_tests.support.own_engine import Engine
 
 LIMIT = 3
 
-def many(call, memory, requests):
-    return "many" if call == "prepare" and len(requests) >= LIMIT else ""
+def many(requests):
+    if requests >= LIMIT:
+        raise LookupError(requests)
 
-extension = Extension(rules={"a": many})
+engine = Engine(many)
 """
+SIGNATURE = "scheduler:X1:run:LookupError"
 BATCHES = 12
 
 
@@ -235,9 +237,9 @@ def test_what_is_due_is_asked_once_a_version_with_the_smallest_file(store: Store
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A campaign that has found something."""
     folder = tmp_path_factory.mktemp("campaign")
-    (folder / "mine.py").write_text(RULES)
-    options = ["--only", "accounting", "--jobs", "1", "--strategy", "swarm", "--family", "retractions"]
-    ended = specsim(folder, "fuzz", "mine:extension", *options, "--budget-seconds", "4", "--json", "one.json")
+    (folder / "mine.py").write_text(MINE)
+    options = ["--only", "scheduler", "--jobs", "1", "--budget-seconds", "4"]
+    ended = specsim(folder, "fuzz", "mine:engine", *options, "--json", "one.json")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     return folder
 
@@ -246,31 +248,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> None:
     data = json.loads((folder / "one.json").read_text())
     (new,) = data["new"]
-    assert (data["exit_code"], new["signature"], new["target"]) == (1, "accounting:X5:rule a", "mine:extension")
-    assert (new["strategy"], new["family"], data["stored"]["runs"]) == ("swarm", "retractions", data["runs"])
+    assert (data["exit_code"], new["signature"], new["target"]) == (1, SIGNATURE, "mine:engine")
+    assert data["stored"]["runs"] == data["runs"]
     (file,) = (folder / "specsim-findings").glob("*.json")
     again = specsim(
         folder, "fuzz", "--again", f"0:{new['run']}", "--store", ".specsim/campaign.db", "--out", "again", "--trust"
     )
     assert again.returncode == 1, again.stdout + again.stderr
-    assert "accounting:X5:rule a: " in again.stdout
+    assert f"{SIGNATURE}: " in again.stdout
     assert len(list((folder / "again").iterdir())) == 1
-    assert specsim(folder, "replay", str(file), "--target", "mine:extension").returncode == 1
+    assert specsim(folder, "replay", str(file), "--target", "mine:engine").returncode == 1
 
 
 @pytest.mark.slow
 def test_a_replay_file_that_cannot_be_written_is_reported_with_the_run_that_makes_it_again(folder: Path) -> None:
-    """As on a full disk: nothing half-written stays, and the store has the finding."""
+    """There is a folder of its name: nothing half-written stays, and the store has the finding."""
     (written,) = (folder / "specsim-findings").glob("*.json")
-    (folder / "full" / f".{written.name}.tmp").mkdir(parents=True)  # where the file is written before it has its name
-    options = ["--only", "accounting", "--jobs", "1", "--strategy", "swarm", "--family", "retractions"]
-    places = ["--store", "full.db", "--out", "full"]
-    ended = specsim(folder, "fuzz", "mine:extension", *options, *places, "--budget-seconds", "4")
+    (folder / "full" / written.name).mkdir(parents=True)
+    options = ["--only", "scheduler", "--jobs", "1", "--budget-seconds", "4", "--store", "full.db", "--out", "full"]
+    ended = specsim(folder, "fuzz", "mine:engine", *options)
     assert f"cannot write full/{written.name} (" in ended.stdout + ended.stderr
-    again = re.search(r"specsim (fuzz --again 0:\d+ --store full.db)\n", ended.stdout + ended.stderr)
+    again = re.search(r"specsim (fuzz --again 0:\d+ --trust --store full.db)\n", ended.stdout + ended.stderr)
     assert again is not None
-    assert [path.suffix for path in (folder / "full").iterdir()] == [".tmp"]
-    assert "accounting:X5:rule a: " in specsim(folder, *again[1].split(), "--out", "made").stdout
+    assert [path.name for path in (folder / "full").iterdir()] == [written.name]
+    assert f"{SIGNATURE}: " in specsim(folder, *again[1].split(), "--out", "made").stdout
 
 
 def test_findings_are_run_again_on_a_version_that_mends_or_keeps_them(
@@ -287,10 +288,10 @@ def test_findings_are_run_again_on_a_version_that_mends_or_keeps_them(
     path.write_bytes((folder / ".specsim" / "campaign.db").read_bytes())
     with Store.open(path) as store:
         for version, limit in (("still", 3), ("mended", 99), ("back", 2)):
-            (tmp_path / "mine.py").write_text(RULES.replace("LIMIT = 3", f"LIMIT = {limit}"))
+            (tmp_path / "mine.py").write_text(MINE.replace("LIMIT = 3", f"LIMIT = {limit}"))
             limits = Limits(tmp_path / "cache", tmp_path)
-            run_again(store, "mine:extension", version, limits, lambda: True, tell)
-            run_again(store, "mine:extension", version, limits, lambda: True, tell)
+            run_again(store, "mine:engine", version, limits, lambda: True, tell)
+            run_again(store, "mine:engine", version, limits, lambda: True, tell)
         (finding,) = store.findings()
         assert (finding.state, finding.last_seen) == ("open", "back")
         assert [verdict for _, verdict in told] == ["shown", "fixed", "shown"]
@@ -368,7 +369,7 @@ def test_a_second_campaign_on_a_store_is_refused(tmp_path: Path, capsys: pytest.
 
 
 def test_a_campaign_that_is_there_is_not_begun_anew_unseen(folder: Path) -> None:
-    ended = specsim(folder, "fuzz", "mine:extension")
+    ended = specsim(folder, "fuzz", "mine:engine")
     assert ended.returncode == 2
     assert "holds a campaign" in ended.stderr
 
@@ -428,7 +429,7 @@ def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path, 
 
 
 def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
-    """`python property_tests/support/killed_campaigns.py 1000` is the deep form."""
+    """`python -m property_tests.support.killed_campaigns 1000` is the deep form."""
     killed = kill_again_and_again(tmp_path, int(os.environ.get("SPECSIM_KILLS", "2")), seed=3)
     assert killed.wrong == []
     assert killed.batches > 0

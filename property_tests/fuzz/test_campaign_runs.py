@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support import broken_model
 from specsim import replay_file
 from specsim.choices.chooser import RecordingChooser, replayed, seeded
 from specsim.engine.accounting_target import ModelTarget
@@ -43,33 +44,15 @@ from specsim.tiers.accounting.schedules import run_schedule
 from specsim.tiers.registry import TIERS
 
 NAMES = st.integers(0, (1 << 64) - 1)
-MODULE = """
-import os, signal, sys, time
-from specsim.engine.rules.extension import Extension
-
-def dies(call, memory, requests):
-    if call == "prepare" and len(requests) == 3:
-        os.abort()
-    return ""
-
-def hangs(call, memory, requests):
-    while call == "prepare" and len(requests) == 3:
-        pass
-    return ""
-
-def said(call, memory, requests):
-    return "three" if call == "prepare" and len(requests) == 3 else ""
-
-def chatty(call, memory, requests):
-    print("x" * 1000)
-    return ""
-
-def changes(call, memory, requests, seen=[]):
-    seen.append(call)
-    return "now" if len(seen) == 900 else ""
-
-dying, hanging, saying = (Extension(rules={"a": rule}) for rule in (dies, hangs, said))
-talking, changing = (Extension(rules={"a": rule}) for rule in (chatty, changes))
+# What the model does before it prepares a step.
+DIES = "if requests == 3: os.abort()"
+HANGS = "while requests == 3: pass"
+BREAKS_A_RULE = 'if requests == 2: raise HostFunctionError("prepare", "two")'
+PRINTS = "print('x' * 1000)"
+CHANGES = """
+    seen.append(requests)
+    if len(seen) == 200:
+        raise HostFunctionError("prepare", "now")
 """
 
 
@@ -78,17 +61,12 @@ def batch(target: str = "model", count: int = 12, **fields: Any) -> Batch:
     return Batch(target=target, count=count, **{**plain, "family": "any", "strategy": "swarm", **fields})
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("targets")
-    (folder / "rules.py").write_text(MODULE)
-    return folder
-
-
 @pytest.fixture
-def worker(module: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    monkeypatch.chdir(module)
-    worker = Worker(module / "cache", hang_seconds=1.0)
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """Its model has the defect that a test writes into `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = Worker(tmp_path / "cache", hang_seconds=1.0)
     yield worker
     worker.close()
 
@@ -205,8 +183,9 @@ def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker,
 
 
 @pytest.mark.slow
-def test_a_batch_is_the_same_here_in_a_child_and_as_json(worker: Worker) -> None:
-    made = batch("rules:saying", count=30)
+def test_a_batch_is_the_same_here_in_a_child_and_as_json(worker: Worker, tmp_path: Path) -> None:
+    broken_model.write(tmp_path, BREAKS_A_RULE)
+    made = batch(count=30)
     results = [worker.run(made), run_batch(made, Path("cache"), 5.0), worker.run(made)]
     for result in results:
         assert result_from_json(json.loads(json.dumps(result_to_json(result)))) == result
@@ -214,7 +193,7 @@ def test_a_batch_is_the_same_here_in_a_child_and_as_json(worker: Worker) -> None
     one, *others = [(r.events, r.features, [(f.signature, f.index, f.count) for f in r.findings]) for r in results]
     assert others == [one, one]
     (found,) = results[0].findings
-    assert (found.rule, found.count > 1, found.tier) == ("X5", True, "accounting")
+    assert (found.rule, found.count > 1, found.tier) == ("X1", True, "accounting")
     # What is known is counted, and not shrunk again.
     (counted,) = worker.run(replace(made, known=(found.signature,))).findings
     assert (counted.count, counted.index, counted.replay) == (found.count, found.index, "")
@@ -231,13 +210,14 @@ def replayed_file(text: str, folder: Path) -> ScheduleReplay:
     return stored
 
 
-@pytest.mark.parametrize(("name", "rule", "says"), [("dying", "X3", "SIGABRT"), ("hanging", "X2", "within 1 s")])
+@pytest.mark.parametrize(("harm", "rule", "says"), [(DIES, "X3", "SIGABRT"), (HANGS, "X2", "within 1 s")])
 @pytest.mark.parametrize("strategy", ["swarm", "pct"])
 @pytest.mark.slow(runs_one_in=4)
 def test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run(
-    worker: Worker, tmp_path: Path, name: str, rule: str, says: str, strategy: str
+    worker: Worker, tmp_path: Path, harm: str, rule: str, says: str, strategy: str
 ) -> None:
-    result = worker.run(batch(f"rules:{name}", count=40, strategy=strategy))
+    broken_model.write(tmp_path, harm)
+    result = worker.run(batch(count=40, strategy=strategy))
     (found,) = result.findings
     assert (found.rule, found.signature) == (rule, f"accounting:{rule}:process")
     assert says in result.ended
@@ -247,7 +227,7 @@ def test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run(
     schedule = run_schedule(ModelTarget(), replayed(stored.tape))
     assert schedule is not None
     assert len(schedule.scenario.workload.turns) >= 3
-    before = run_batch_here(ModelTarget(), replace(result.batch, target="model", count=result.runs - 1), "")
+    before = run_batch_here(ModelTarget(), replace(result.batch, count=result.runs - 1), "")
     assert before.events == result.events
 
 
@@ -313,27 +293,29 @@ def test_an_interrupt_ends_a_batch_with_what_it_has_done(worker: Worker, seconds
 
 
 @pytest.mark.slow
-def test_a_target_that_differs_from_run_to_run_says_so(worker: Worker) -> None:
-    result = worker.run(batch("rules:changing", count=40, first=1))
-    assert result.ended == "two runs of a schedule differ: accounting:X5:rule a in the first one alone"
+def test_a_target_that_differs_from_run_to_run_says_so(worker: Worker, tmp_path: Path) -> None:
+    broken_model.write(tmp_path, CHANGES)
+    result = worker.run(batch(count=40, first=1))
+    assert result.ended == "two runs of a schedule differ: accounting:X1:prepare in the first one alone"
     assert (result.runs, result.findings) == (40, ())
 
 
 @pytest.mark.slow
-def test_what_a_target_prints_does_not_pile_up(worker: Worker) -> None:
+def test_what_a_target_prints_does_not_pile_up(worker: Worker, tmp_path: Path) -> None:
+    broken_model.write(tmp_path, PRINTS)
     for _ in range(2):
-        worker.run(batch("rules:talking", count=4))
-        child = worker._children["rules:talking"]
+        worker.run(batch(count=4))
+        child = worker._children["model"]
         assert os.fstat(child._stderr.fileno()).st_size < 4_000_000
     size = os.fstat(child._stderr.fileno()).st_size
-    worker.run(batch("rules:talking", count=1))
+    worker.run(batch(count=1))
     assert os.fstat(child._stderr.fileno()).st_size < size
 
 
-@pytest.mark.parametrize("target", ["rules:missing", "nowhere:rule", "sglang@/not/there"])
+@pytest.mark.parametrize("target", ["nowhere:engine", "sglang@/not/there"])
 def test_a_target_that_is_not_there_is_one_sentence(worker: Worker, target: str) -> None:
     with pytest.raises(UsageError):
-        worker.run(batch(target))
+        worker.run(batch(target, tier="scheduler", family="", strategy=""))
 
 
 def test_a_checkout_that_is_gone_is_noticed_though_it_is_loaded(worker: Worker, tmp_path: Path) -> None:

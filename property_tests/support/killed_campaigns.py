@@ -1,6 +1,6 @@
 """Kills processes of short campaigns, `kill -9` at random moments, and then looks at what the store holds.
 
-    python property_tests/support/killed_campaigns.py KILLS [SEED]
+    python -m property_tests.support.killed_campaigns KILLS [SEED]
 
 A campaign of small batches is run by two workers. Again and again a process of it is picked (the one that has the
 store, a child that has the target, a fork of that child) and killed; when it was the first, the campaign goes on with
@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
 import signal
 import sqlite3
 import subprocess
@@ -31,16 +32,11 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from property_tests.support import broken_model
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = 20  # of a batch
-MODULE = """
-from specsim.engine.rules.extension import Extension
-
-def broken(call, memory, requests):
-    return "four" if call == "prepare" and len(requests) == 4 else ""
-
-extension = Extension(rules={"a": broken})
-"""
+HARM = 'if requests == 4: raise HostFunctionError("prepare", "four")'
 # A campaign of small batches, which tells the number of each batch after it was stored.
 PROGRAM = f"""
 import sys
@@ -57,8 +53,7 @@ from specsim.cli import main
 main(sys.argv[1:])
 """
 SEED = 5
-TARGET = "broken:extension"
-FUZZ = ["fuzz", TARGET, "--only", "accounting", "--jobs", "2", "--seed", str(SEED), "--store", "c.db"]
+FUZZ = ["fuzz", "model", "--only", "accounting", "--jobs", "2", "--seed", str(SEED), "--store", "c.db"]
 FUZZ += ["--strategy", "swarm=1", "--strategy", "pct=1"]
 PAUSE_SECONDS = (0.0, 0.6)
 ROLES = ("campaign", "child", "fork", "fork")
@@ -91,7 +86,7 @@ def kill_again_and_again(folder: Path, kills: int, seed: int) -> Killed:
     draw = random.Random(seed)
     killed = Killed()
     started = time.monotonic()
-    (folder / "broken.py").write_text(MODULE)
+    broken_model.write(folder, HARM)
     campaign = _start(folder)
     while sum(killed.kills.values()) < kills:
         wanted = draw.choice(ROLES)
@@ -119,7 +114,7 @@ def kill_again_and_again(folder: Path, kills: int, seed: int) -> Killed:
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(dict.fromkeys(filter(None, [str(ROOT), *sys.path])))
+    path = os.pathsep.join(dict.fromkeys(filter(None, [str(folder), str(ROOT), *sys.path])))
     resume = ["--resume"] if (folder / "c.db").exists() else []
     with (folder / "output").open("ab") as output:
         return subprocess.Popen(
@@ -184,22 +179,18 @@ def _lives(pid: int) -> bool:
 
 def _look(folder: Path, killed: Killed) -> None:
     """Hold the store against what was told, and against the same batches when nobody kills anything."""
-    sys.path.insert(0, str(folder))
-    here = os.getcwd()
-    os.chdir(folder)
-    from specsim.engines.load import load_accounting
-    from specsim.engines.target import parse_target
+    from specsim.engine.accounting import ModelAccounting
+    from specsim.engine.accounting_target import ModelTarget
     from specsim.fuzz.batch import run_batch_here
     from specsim.fuzz.batches import batch_at, plan_from_json
     from specsim.fuzz.store import Store
-    from specsim.verdict import NotRun
 
+    sound = ModelAccounting.prepare
+    runpy.run_path(str(folder / "sitecustomize.py"))
     with closing(sqlite3.connect(folder / "c.db")) as connection:
         whole = connection.execute("PRAGMA integrity_check").fetchone()[0]
         if whole != "ok":
             killed.wrong.append(f"integrity_check: {whole}")
-    target = load_accounting(parse_target(TARGET))
-    assert not isinstance(target, NotRun)
     with Store.open(folder / "c.db") as store:
         rows = {row.number: row for row in store.batches()}
         plan = plan_from_json(store.meta()["plan"])
@@ -210,7 +201,7 @@ def _look(folder: Path, killed: Killed) -> None:
             killed.wrong.append(f"batches {missing} were told and are not stored")
         for number, row in rows.items():
             batch = replace(batch_at(plan, 0, number), count=row.runs)
-            alone = run_batch_here(target, batch, "", shrinks=False)
+            alone = run_batch_here(ModelTarget(), batch, "", shrinks=False)
             if (row.runs, row.events) != (alone.runs, alone.events):
                 killed.wrong.append(f"batch {number}: {row.runs} runs, {row.events} events, not {alone.events}")
             coverage.update(alone.features)
@@ -224,11 +215,10 @@ def _look(folder: Path, killed: Killed) -> None:
         runs, events, _ = store.totals()
         if (runs, events) != (sum(row.runs for row in rows.values()), sum(row.events for row in rows.values())):
             killed.wrong.append("totals are not those of the batches")
-        if not store.replays("accounting:X5:rule a", TARGET):
+        if not store.replays("accounting:X1:prepare", "model"):
             killed.wrong.append("the finding has no replay file")
         killed.batches, killed.runs, killed.findings = len(rows), runs, sum(found.values())
-    os.chdir(here)
-    sys.path.remove(str(folder))
+    ModelAccounting.prepare = sound  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

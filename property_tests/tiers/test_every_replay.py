@@ -108,8 +108,7 @@ ENDING = """
 import os
 import time
 
-from specsim.engine.rules.extension import Extension
-from specsim.engine.accounting import ModelAccounting
+from property_tests.support.own_engine import Engine
 
 
 def dies(**arguments):
@@ -120,40 +119,29 @@ def hangs(predict, accept_index, accept_lens):
     time.sleep(60)
 
 
-class Dies(ModelAccounting):
-    def decode_need(self, batch):
-        os._exit(0)
-
-
-class Hangs(ModelAccounting):
-    def decode_need(self, batch):
-        time.sleep(60)
-
-
-class Raises(ModelAccounting):
-    def __init__(self, memory):
-        raise ValueError("not made")
+def raises(requests):
+    raise ValueError("not run")
 
 
 dying_operation = {"verify_tree_greedy": dies}
 hanging_operation = {"fill_bonus_tokens": hangs}
-dying, hanging, unmade = (Extension(accounting=each) for each in (Dies, Hangs, Raises))
+dying, hanging, raising = Engine(lambda _: os._exit(0)), Engine(lambda _: time.sleep(60)), Engine(raises)
 """
 
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("dying_operation", "O8"), ("hanging_operation", "O7"), ("dying", "X3"), ("hanging", "X2"), ("unmade", "X1")],
+    [("dying_operation", "O8"), ("hanging_operation", "O7"), ("dying", "X3"), ("hanging", "X2"), ("raising", "X1")],
 )
-def test_every_command_accepts_the_replay_of_what_ends_its_process_or_never_begins(
+def test_every_command_accepts_the_replay_of_what_ends_its_process_or_raises(
     name: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not IS_NIGHTLY and name != "unmade":
+    if not IS_NIGHTLY and name != "raising":
         pytest.skip("seconds long: in `make nightly`")
     (tmp_path / "ending.py").write_text(ENDING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    tier = "ops" if "operation" in name else "accounting"
+    tier = "ops" if "operation" in name else "scheduler"
     limits = ["--hang-seconds", "2"] if "hang" in name else []
     counts = ["--cases", "2", "--device", "cpu"] if tier == "ops" else ["--schedules", "2"]
     options = ["--only", tier, *counts, *limits]

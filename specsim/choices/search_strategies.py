@@ -169,26 +169,3 @@ STRATEGIES: dict[str, Callable[[int, Mapping[str, Contest]], Strategy]] = {
     "pct": Pct,
     "delays": DelayBounded,
 }
-
-
-class ExtensionError(Exception):
-    """A strategy or chooser that is not ours raised, or did not give a number."""
-
-
-def guarded(strategy: Strategy, index: int) -> RecordingChooser:
-    """The strategy's chooser of schedule `index`; ExtensionError for whatever it raises."""
-    try:
-        choose = strategy.chooser(index).choose
-    except Exception as error:
-        raise ExtensionError(f"chooser({index}) raised {type(error).__name__}: {error}") from error
-
-    def source(bound: int, label: str) -> int:
-        try:
-            value = choose(bound, label)
-        except Exception as error:
-            raise ExtensionError(f"choose({bound}, {label!r}) raised {type(error).__name__}: {error}") from error
-        if type(value) is not int:
-            raise ExtensionError(f"choose({bound}, {label!r}) gave {value!r}, which is no int")
-        return value
-
-    return RecordingChooser(source)

@@ -1,8 +1,8 @@
 """The accounting seam: what the scheduler's loop calls, and the model's own implementation of it.
 
-Another accounting may take the model's place behind the same protocol (`specsim.engine.rules.extension`). Each counts
-in its own conventions, so the loop and the rules read abstract observables only (`Observed`), and the model is written
-against KVready: the positions whose KV is written, or will be when launched work is done.
+Another accounting may take the model's place behind the same protocol, as those of the tests do. Each counts in its own
+conventions, so the loop and the rules read abstract observables only (`Observed`), and the model is written against
+KVready: the positions whose KV is written, or will be when launched work is done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from specsim.engine.request import Request
 from specsim.engine.sampling_params import Counts
 from specsim.engine.stop_strings import stop_string_end
 from specsim.errors import described
-from specsim.verdict import Rule
 
 
 @dataclass(slots=True)
@@ -147,14 +146,10 @@ class OwnFunctions:
 
 
 class HostFunctionError(Exception):
-    """A host function of the accounting raised: `part` of the seam. `rule` is the one that it breaks, None for the rule
-    that host functions raise nothing.
-    """
+    """A host function of the accounting raised: `part` of the seam."""
 
-    def __init__(self, part: str, text: str, rule: Rule | None = None, expected: str = "no exception") -> None:
+    def __init__(self, part: str, text: str) -> None:
         super().__init__(f"{part}: {text}")
-        self.rule = rule
-        self.expected = expected
         self.part = part
         self.text = text
 

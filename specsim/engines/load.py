@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.accounting_target import ModelTarget as ModelAccountingTarget
-from specsim.engine.rules.extension import Extension, ExtensionTarget
 from specsim.engines.packages import fetch_release, open_source
 from specsim.engines.registry import ENGINES, Engine
 from specsim.engines.target import Checkout, ModelTarget, PythonTarget, Release, Target
@@ -73,12 +72,7 @@ def load_accounting(target: Target) -> AccountingTarget | NotRun:
     """The accounting of a target, or why it has none."""
     if isinstance(target, ModelTarget):
         return ModelAccountingTarget()
-    if isinstance(target, PythonTarget):
-        value = _user_object(target)
-        if isinstance(value, Extension):
-            return ExtensionTarget(target.text, value)
-        return NotRun("accounting", "it is no Extension")
-    return NotRun("accounting", "only the model and a user's own module have an accounting")
+    return NotRun("accounting", "only the model has one; schedules of an engine are of the tier scheduler")
 
 
 def load_scheduler(
@@ -151,7 +145,7 @@ def _user_object(target: PythonTarget) -> Any:
 
 def _user_provider(target: PythonTarget) -> Provider:
     value = _user_object(target)
-    if isinstance(value, Extension) or callable(getattr(value, "start", None)):
+    if callable(getattr(value, "start", None)):
         value = {}  # of another tier: it has no operations
     if isinstance(value, Mapping):
         from specsim.contracts.provider import MappingProvider

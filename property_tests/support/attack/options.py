@@ -17,7 +17,7 @@ from property_tests.support.attack.stores import STORE, whole
 # A command that is short and finds nothing, for hostile options to be added to.
 _CHECK = ("--only", "accounting", "--schedules", "3", "--budget-seconds", "4", "--no-shrink")
 BASES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "check": (("dev", "check", "model", *_CHECK), ("dev", "check", "mine:extension", *_CHECK)),
+    "check": (("dev", "check", "model", *_CHECK), ("dev", "check", "mine:engine", "--only", "scheduler", *_CHECK[2:])),
     "replay": (("replay", "replay.json"),),
     "report": (("report", "findings", "--budget-seconds", "10"), ("report", "--campaign", STORE)),
     "pin": (("pin", "replay.json"),),
@@ -145,9 +145,9 @@ _PATH_OPTIONS |= {"--store", "--repo", "--cache-dir", "--campaign"}
 _TARGET_OPTIONS = {"--target", "--provider", "--kernels", "--baseline", "--fetch", "--good", "--bad"}
 _READ_OPTIONS = {"--data", "--campaign", "--repo", "--baseline"}  # they name what is read
 MINE = """
-from specsim.engine.rules.extension import Extension
+from property_tests.support.own_engine import Engine
 
-extension = Extension(rules={"a": lambda call, memory, requests: ""})
+engine = Engine()
 """
 
 

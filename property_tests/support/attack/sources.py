@@ -32,8 +32,8 @@ def write_engine(folder: Folder) -> None:
 
 
 def attack(random_: random.Random, folder: Folder) -> Attack:
-    """A checkout that cannot be read as Python, or a provider or an extension of a user that does harm."""
-    return random_.choice((_unreadable, _unreadable, _harmful, _harmful_rule))(random_, folder)
+    """A checkout that cannot be read as Python, or a provider or an engine of a user that does harm."""
+    return random_.choice((_unreadable, _unreadable, _harmful, _harmful_engine))(random_, folder)
 
 
 # What cannot be read
@@ -171,10 +171,10 @@ _PROVIDER = """
 
     provider = {{"fill_bonus_tokens": fill_bonus_tokens}}
 """
-_RULE = """
+_ENGINE = """
     import os, sys, time
     import torch
-    from specsim.engine.rules.extension import Extension
+    from property_tests.support.own_engine import Engine
     {at_import}
 
     predict = accept_index = accept_lens = torch.ones(3)
@@ -183,12 +183,13 @@ _RULE = """
     def harm():
         {harm}
 
-    def rule(call, memory, requests):
+    def step(requests):
         global calls
         calls += 1
-        return harm() if {after} < calls <= {after} + {times} else ""
+        if {after} < calls <= {after} + {times}:
+            harm()
 
-    extension = Extension(rules={{"a": rule}})
+    engine = Engine(step)
 """
 _AT_IMPORT = {
     "a target that prints at import": 'print(\'{"event": "end"}\\x1b[2J\')',
@@ -211,12 +212,12 @@ def _harmful(random_: random.Random, folder: Folder) -> Attack:
     return Attack(what, random_.choice(commands), limit_s=45.0, never_finding="cannot be read" in what)
 
 
-def _harmful_rule(random_: random.Random, folder: Folder) -> Attack:
-    what = _write(random_, folder, _RULE)
+def _harmful_engine(random_: random.Random, folder: Folder) -> Attack:
+    what = _write(random_, folder, _ENGINE)
     commands = (
-        ("check", "harmful:extension", "--only", "accounting", *SCHEDULES),
-        ("check", "harmful:extension", "--only", "accounting", "--out", "found", "--json", "v.json", *SCHEDULES),
-        ("fuzz", "harmful:extension", "--only", "accounting", "--jobs", "1", "--store", "c.db", *_FUZZ),
+        ("check", "harmful:engine", "--only", "scheduler", *SCHEDULES),
+        ("check", "harmful:engine", "--only", "scheduler", "--out", "found", "--json", "v.json", *SCHEDULES),
+        ("fuzz", "harmful:engine", "--only", "scheduler", "--jobs", "1", "--store", "c.db", *_FUZZ),
     )
     return Attack(what, random_.choice(commands), limit_s=45.0, never_finding="cannot be read" in what)
 

@@ -100,9 +100,8 @@ class Checker(Observer):
         raise RunStopped
 
     def host_function_raised(self, error: HostFunctionError) -> None:
-        rule = error.rule or HOST_EXCEPTION
-        if rule in self._rules:
-            self._record(Broken(rule, error.part, "", error.expected, error.text))
+        if HOST_EXCEPTION in self._rules:
+            self._record(Broken(HOST_EXCEPTION, error.part, "", "no exception", error.text))
         raise RunStopped
 
     # What the ledgers saw

@@ -10,7 +10,3 @@ from specsim.verdict import Rule, Severity
 HOST_EXCEPTION = Rule("X1", "host-exception", "the host functions raise nothing", Severity.CRASH)
 SCHEDULE_TIMEOUT = Rule("X2", "schedule-timeout", "a schedule ends within the time limit", Severity.CRASH)
 SCHEDULE_CRASH = Rule("X3", "schedule-crash", "a schedule leaves its process alive", Severity.CRASH)
-EXTENSION_EXCEPTION = Rule(
-    "X4", "extension-exception", "a rule or chooser of an extension raises nothing", Severity.WRONG_RESULT
-)
-EXTENSION_RULE = Rule("X5", "extension-rule", "a rule of an extension holds", Severity.WRONG_RESULT)

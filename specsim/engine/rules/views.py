@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specsim.engine.accounting import Memory, Observed
+from specsim.engine.accounting import Observed
 from specsim.engine.agents import Race
 from specsim.engine.config import EngineConfig
 from specsim.engine.device import Device
@@ -529,7 +529,7 @@ class ResultCounted:
     live: list[bool]
 
 
-# Liveness, and what an extension watches
+# Liveness
 
 
 @dataclass(slots=True)
@@ -537,15 +537,6 @@ class StillPending:
     """A schedule does not end."""
 
     reason: str
-
-
-@dataclass(slots=True)
-class AccountingCalled:
-    """A call of the accounting is over; `requests` is what it says of each."""
-
-    part: str
-    memory: Memory
-    requests: dict[str, Observed]
 
 
 # A schedule that is over

@@ -50,10 +50,9 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     if isinstance(target, NotRun):
         messages.send(End(not_run=[target]))
         return
-    from specsim.engine.features import FEATURES
     from specsim.tiers.accounting.schedules import SimulationResult, simulate
 
-    messages.send(At(subject=SUBJECT, place={"features": sorted(target.features)}))
+    messages.send(At(subject=SUBJECT))
     known = set(request.known)
     result, origin = SimulationResult(), origin_of(request)
     last = 0
@@ -78,9 +77,6 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         on_found=lambda found: messages.send(found_message(*finding_of(target, found, origin))),
     )
     not_run = [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
-    lacking = sorted(FEATURES - target.features)
-    if lacking:
-        not_run.append(NotRun(f"schedules with {', '.join(lacking)}", "the adapter of this target does not run them"))
     if result.cut_short:
         not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
     messages.send(
@@ -116,17 +112,15 @@ def _counts(result: SimulationResult) -> dict[str, int]:
 def failure(request: Request, work: Failure, messages: Messages) -> None:
     """Make the finding of a schedule that took a child with it. Runs none of it."""
     from specsim.choices.chooser import replayed
-    from specsim.engine.features import FEATURES
     from specsim.engine.workload import draw_scenario
     from specsim.tiers.accounting.schedules import chooser_of
 
-    features = frozenset(work.place["features"]) if "features" in work.place else FEATURES
     if work.known:
         (tape,) = [known.tape for known in _known_schedules(request) if known.name == work.known]
-        scenario = draw_scenario(replayed(tape), features)
+        scenario = draw_scenario(replayed(tape))
     else:
         chooser = chooser_of(request.seed, work.index)
-        scenario = draw_scenario(chooser, features)
+        scenario = draw_scenario(chooser)
         tape = chooser.tape
     rule = (SCHEDULE_TIMEOUT if work.hung else SCHEDULE_CRASH).id
     messages.send(found_message(*failure_of(tape, scenario, origin_of(request), work.index, rule, work.text)))
@@ -290,13 +284,11 @@ def _simulated(request: Request) -> Any:
 
 def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, ScheduleReplay]:
     """The finding of a ScheduleFinding, and what its replay file holds."""
-    from specsim.engine.rules.extension import ExtensionTarget
     from specsim.tiers.accounting.decisive_pair import line
     from specsim.tiers.accounting.shown import request_lines, settings_line
 
     schedule, violation = found.schedule, found.violation
     order = tuple(line(event) for event in found.order or ())
-    looked_for = found.looked and not isinstance(target, ExtensionTarget)
     log = schedule.run.log
     scenario = _plain(schedule.scenario)
     details = (
@@ -319,7 +311,7 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
         actual=violation.actual,
         count=found.count,
         details=details,
-        order=order if looked_for else None,
+        order=order if found.looked else None,
         fixture=found.known,
     )
     replay = _replay_of(finding, origin, violation.part, schedule.tape, schedule.scenario)

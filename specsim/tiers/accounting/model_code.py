@@ -20,7 +20,6 @@ ROOTS = (
     "specsim.engine.workload",
     "specsim.engine.accounting_target",
     "specsim.engine.rules.checked_engine",
-    "specsim.engine.rules.extension",
 )
 FOLDERS = ("specsim.engine.", "specsim.engine.memory.", "specsim.engine.rules.")
 ALONE = ("specsim.choices.chooser",)

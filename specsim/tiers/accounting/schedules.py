@@ -7,7 +7,6 @@ checked.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections import Counter
@@ -15,9 +14,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from specsim.choices.chooser import RecordingChooser, Tape, continued, replayed, seeded
-from specsim.choices.search_strategies import STRATEGIES, ExtensionError, Strategy, guarded
+from specsim.choices.search_strategies import STRATEGIES, Strategy
 from specsim.choices.shrinker import Shrinker, shortlex
-from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.event_log import Run
 from specsim.engine.loop import Engine, UnsupportedScenarioError
@@ -25,8 +23,6 @@ from specsim.engine.marks import INTERLEAVINGS, LIFE, note
 from specsim.engine.observer import Violation
 from specsim.engine.rules.checked_engine import checked_engine
 from specsim.engine.rules.coverage import CONTESTS
-from specsim.engine.rules.extension import ExtensionTarget
-from specsim.engine.rules.failures import HOST_EXCEPTION
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.errors import no_such
 from specsim.tiers.accounting.decisive_pair import Pair, StoppedError, decisive_pair
@@ -60,11 +56,8 @@ class Schedule:
         return next((v for v in self.run.violations if v.signature == signature), None)
 
     def teach(self, strategy: Strategy) -> None:
-        """Tell the strategy that chose it what came of it. ExtensionError for whatever it raises."""
-        try:
-            strategy.learn(self.tape, (), len(self.run.log))
-        except Exception as error:
-            raise ExtensionError(f"learn raised {type(error).__name__}: {error}") from error
+        """Tell the strategy that chose it what came of it."""
+        strategy.learn(self.tape, (), len(self.run.log))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +86,11 @@ class ScheduleFinding:
     known: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ExtensionFinding:
-    """A user's strategy that failed: schedule `index` of `seed` shows it again. The schedule is not checked."""
-
-    strategy: str
-    seed: int
-    index: int
-    text: str
-
-
 @dataclass(slots=True)
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` has the schedules of which two runs differ, with the first
-    event that did; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's
-    strategy raised, which ends the suite. `signatures` are those that broke so far, also before they are findings.
+    event that did; `marks` counts the schedules that reached each mark or pair of marks. `signatures` are those that
+    broke so far, also before they are findings.
     """
 
     schedules: int = 0
@@ -118,7 +101,6 @@ class SimulationResult:
     nondeterministic: dict[str, str] = field(default_factory=dict)
     cut_short: bool = False
     marks: Counter[str] = field(default_factory=Counter)
-    extension: ExtensionFinding | None = None
 
 
 def run_schedule(
@@ -131,15 +113,9 @@ def run_schedule(
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
     ends at a violation with the signature `stop_at`. `engine` makes what runs it.
     """
-    extended = target.extended(chooser) if isinstance(target, ExtensionTarget) else chooser
+    scenario = draw_scenario(chooser, target.features)
     try:
-        scenario = draw_scenario(extended, target.features)
-        run = engine(scenario, extended, target.make, stop_at).run()
-    except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
-        violation = Violation(error.rule or HOST_EXCEPTION, "", error.part, "", "no exception", error.text, 0)
-        digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()
-        run = Run((violation,), (), digest, 0, 0, frozenset())
-        scenario = draw_scenario(replayed(chooser.tape), target.features)
+        run = engine(scenario, chooser, target.make, stop_at).run()
     except UnsupportedScenarioError as error:
         if refused is not None:
             refused[str(error)] = refused.get(str(error), 0) + 1
@@ -202,8 +178,8 @@ def simulate(
     """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found in what is left.
 
     The schedules `known` come first, `on_known(name)` before each. `strategy` is one of
-    `specsim.choices.search_strategies` or a user's own; the default swarm when left out. What it raises is a finding
-    against it and not against the target. `on_schedule(index)` is called before each schedule, with -1 while shrinking.
+    `specsim.choices.search_strategies`; the default swarm when left out. `on_schedule(index)` is called before each
+    schedule, with -1 while shrinking.
     Each finding is shrunk with `attempts` attempts at most, as many as the shrinker makes by itself when left out.
     Without `ordered`, nobody looks for the two events whose order matters. Findings are in `result`; `on_found` gets
     each as it was hit, and again when it was shrunk. `stopped` ends the run as the deadline does; what
@@ -231,17 +207,12 @@ def simulate(
             result.cut_short = True
             break
         on_schedule(index)
-        try:
-            chooser = guarded(strategy, index) if strategy is not None else chooser_of(seed, index)
-            schedule = run_schedule(target, chooser, result.refused)
-            if schedule is not None and strategy is not None:
-                schedule.teach(strategy)
-        except ExtensionError as error:
-            assert strategy is not None
-            result.extension = ExtensionFinding(strategy.name, seed, index, str(error))
-            break
+        chooser = strategy.chooser(index) if strategy is not None else chooser_of(seed, index)
+        schedule = run_schedule(target, chooser, result.refused)
         if schedule is None:
             continue
+        if strategy is not None:
+            schedule.teach(strategy)
         result.schedules += 1
         result.events += len(schedule.run.log)
         note(result.marks, schedule.run.marks)
@@ -261,8 +232,7 @@ def simulate(
         ends = now + (deadline - now) / max(1, left)  # each defect has its share of the time that is left
         found = as_hit[signature]
         if shrinks(signature) and now < ends and not stopped():
-            looks = ordered and not isinstance(target, ExtensionTarget)
-            found = _shrunk(target, found, hit, attempts, ends, stopped, looks, lambda: on_schedule(-1))
+            found = _shrunk(target, found, hit, attempts, ends, stopped, ordered, lambda: on_schedule(-1))
             on_found(found)
         result.findings.append(found)
     return result
@@ -312,7 +282,7 @@ def _shrunk(
     violation = smallest.violation(found.signature)
     assert violation is not None
     found = replace(found, violation=violation, schedule=smallest)
-    if not ordered:  # an extension's chooser and rules would not be asked in other orders
+    if not ordered:
         return found
     try:
         on_attempt()

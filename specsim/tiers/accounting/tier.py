@@ -1,6 +1,4 @@
-"""The accounting tier: the accounting of slots, rows and pages of the model, or a user's own, in simulated schedules of
-an engine.
-"""
+"""The accounting tier: the model's accounting of slots, rows and pages, in simulated schedules of an engine."""
 
 from __future__ import annotations
 
@@ -47,9 +45,9 @@ class AccountingTier:
     ignored: tuple[tuple[str, ...], str] = (("cases", "device"), "it is of cases, which that tier has not")
 
     def is_of(self, target: Target) -> bool:
-        from specsim.engines.target import ModelTarget, PythonTarget
+        from specsim.engines.target import ModelTarget
 
-        return isinstance(target, ModelTarget | PythonTarget)
+        return isinstance(target, ModelTarget)
 
     def has_batches(self, target: Target) -> bool:
         return self.is_of(target)
