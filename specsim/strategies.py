@@ -12,7 +12,7 @@ one request, a chain, no page boundary, nothing wrong. Needs torch; nothing here
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,14 +25,19 @@ from specsim.contracts.draws import ChosenDraws
 from specsim.contracts.registry import OPS
 from specsim.contracts.tree import DraftTree
 from specsim.contracts.tree import draft_trees as make_draft_trees
-from specsim.engine.accounting import Accounting, Memory, ModelAccounting
-from specsim.engine.event_log import Run
-from specsim.engine.features import FEATURES
-from specsim.engine.workload import Scenario, draw_scenario
 from specsim.errors import UsageError, no_such
+from specsim.world.hash_model import decoded
+from specsim.world.schedule import plain_violation, run_schedule
+from specsim.world.scheduler import Setup, rows_of
+from specsim.world.workload import draw_workload, told
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
+
+    from specsim.choices.chooser import RecordingChooser
+    from specsim.world.schedule import Record
+    from specsim.world.scheduler import Facts, SchedulerTarget
+    from specsim.world.workload import Decode, Workload
 
 __all__ = [
     "CacheLayout",
@@ -206,26 +211,50 @@ def logits(
     return chosen(draw).map(lambda drawn: drawn[0])
 
 
-# ---- the simulated engine
+# ---- an engine of your own
 
 
-def workloads(features: frozenset[str] = FEATURES) -> SearchStrategy[Scenario]:
-    """A `config` of the engine and a `workload`: turns in the order of their arrival, and how often aborts,
-    retractions, timeouts and pauses may come. `features` are those of `specsim.engine.features` that may be on.
+def workloads(facts: Facts, setup: Setup | None = None, decode: Decode = decoded) -> SearchStrategy[Workload]:
+    """What the users of an engine with these `facts` do: `turns`, each with the token ids of its prompt, the tokens of
+    its answer, and the iterations of its arrival and abort; and iterations of what users do to all of them.
+
+    `setup`   how the engine is started, None for the default: a prompt and its answer fit its pool
+    `decode`  what the engine's model says, `decode(prompt, count, rank) -> tokens`: a stop is a token that it will say
     """
-    return chosen(lambda chooser: draw_scenario(chooser, features)).map(lambda drawn: drawn[0])
+    of = setup or Setup()
+    return chosen(lambda chooser: draw_workload(chooser, of, facts, decode)).map(lambda drawn: drawn[0])
 
 
-def schedules(
-    accounting: Callable[[Memory], Accounting] = ModelAccounting, features: frozenset[str] = FEATURES
-) -> SearchStrategy[Run]:
-    """Schedules of the overlap scheduler over an accounting, as they ended: `violations` of rules and the event `log`.
+def schedules(target: SchedulerTarget, *, known: Collection[str] = ()) -> SearchStrategy[Record]:
+    """Schedules of an engine of your own, which run while they are drawn, as `specsim check` runs them:
 
-    Hypothesis draws the scenario and the order of all events, and shrinks both.
+        @given(schedules(MyEngine()))
+        def test_my_engine(schedule): ...
+
+    Hypothesis draws the setup, what users do and every choice of the run, and shrinks all three. A rule that is broken
+    raises AssertionError, and so fails the test, with what broke and what users did; let pass are rules of severity
+    metric, and the signatures in `known`. For what else must hold, what is drawn has the `workload` in plain JSON, the
+    `choices` of the run by label, and `events`, a line for each launch.
+
+    Each runs in this process, on a scheduler that `target.start` makes for it: a step that never ends holds up the
+    test, and one that ends its process ends pytest. `specsim check` runs each in a process of its own.
     """
-    from specsim.tiers.accounting.hypothesis_schedules import runs
+    from specsim.findings.by_hand import is_metric, text_of
+    from specsim.rules.table import CHECKS
 
-    return runs(accounting, features).map(lambda drawn: drawn[0])
+    setups = [target.setups[row] for row in rows_of(target.setups, Setup().worker)]
+
+    def run(chooser: RecordingChooser) -> Record:
+        __tracebackhide__ = True
+        setup = pick(chooser, setups, "setup")
+        record = run_schedule(target.start(setup), setup, CHECKS, chooser)
+        violations = ({**plain_violation(one), "signature": one.signature} for one in record.violations)
+        broken = [one for one in violations if not is_metric(one) and one["signature"] not in known]
+        if broken:
+            raise AssertionError(text_of(broken, [("setup", record.setup), *told(record.workload)]))
+        return record
+
+    return chosen(run).map(lambda drawn: drawn[0])
 
 
 # ---- profiles

@@ -10,6 +10,7 @@ import sys
 import tomllib
 import unittest
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,11 @@ import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
+from property_tests.support import own_engine
 from property_tests.support.suites import run_pytest
 from specsim import strategies
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.contracts.tree import DraftTree
-from specsim.engine.config import require_runnable
 from specsim.errors import UsageError
 from specsim.pytest_plugin import pytest_collection_modifyitems
 from specsim.reference import verify_chain_rejection
@@ -37,6 +38,8 @@ from specsim.testing import (
     told_findings,
 )
 from specsim.verdict import Finding, Severity, Suite, Verdict
+from specsim.world.scheduler import Setup
+from specsim.world.workload import FEATURES, Workload
 
 ROOT = Path(__file__).parents[2]
 STALE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
@@ -321,20 +324,17 @@ def test_a_layout_has_whole_pages_and_nobodys_page_0(layout: strategies.CacheLay
     assert all(row > 0 or length == 0 for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True))
 
 
-@given(strategies.batches(), strategies.workloads())
-def test_batches_and_workloads_are_valid_inputs(batch: Any, scenario: Any) -> None:
+@given(strategies.batches())
+def test_batches_are_valid_inputs(batch: Any) -> None:
     op = OPS["verify_tree_greedy"]
     assert set(batch.tensors) == {arg.name for arg in op.tensor_args if arg.role.value != "out"}
     op.expected(batch)
-    require_runnable(scenario.config)
-    assert scenario.workload.turns
 
 
-@settings(max_examples=15)
-@given(strategies.schedules(features=frozenset()))
-def test_schedules_of_the_model_break_no_rule(run: Any) -> None:
-    assert run.violations == ()
-    assert run.log
+@given(strategies.workloads(replace(own_engine.FACTS, features=frozenset(FEATURES)), Setup(sessions=True)))
+def test_workloads_fit_the_engine(workload: Workload) -> None:
+    assert workload.turns
+    assert all(len(turn.prompt) + turn.answer <= own_engine.FACTS.context for turn in workload.turns)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,6 @@ TOP = {"cli", "commands", "__main__", "pytest_plugin", "testing", "strategies"} 
 STRATEGIES = {
     "specsim.choices.hypothesis_chooser",
     "specsim.contracts.hypothesis_cases",
-    "specsim.tiers.accounting.hypothesis_schedules",
 }
 PUBLIC = {
     "specsim.world.own",
@@ -107,7 +106,6 @@ PUBLIC = {
     "specsim.interpreter.sanitize",
     "specsim.contracts.losslessness",
     "specsim.contracts.statistics",
-    "specsim.tiers.accounting.hypothesis_schedules",
 }
 HEAVY = ("torch", "triton", "hypothesis", "numpy")
 MAY_NAME_RELEASES = ("specsim/engines/sglang/", "fixtures/")

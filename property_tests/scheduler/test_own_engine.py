@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.command_line import specsim
+from property_tests.support.suites import run_pytest
 from specsim.testing import schedule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
@@ -71,6 +72,38 @@ def test_a_schedule_of_it_is_written_by_hand(folder: Path, monkeypatch: pytest.M
     written.start(4, 6, at=1)
     written.abort(first, at=3)
     assert written.check().passed == ()
+
+
+SUITE = """
+from engine import leaky, right
+from hypothesis import given, settings
+from specsim.strategies import schedules
+
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+@few
+@given(schedules(right))
+def test_right(schedule):
+    assert schedule.events
+
+@few
+@given(schedules(leaky))
+def test_leaky(schedule): ...
+
+@few
+@given(schedules(leaky, known=["scheduler:I66:slots:lost"]))
+def test_known(schedule): ...
+"""
+
+
+def test_hypothesis_draws_its_schedules_and_a_rule_that_is_broken_fails_the_test(folder: Path) -> None:
+    (folder / "test_mine.py").write_text(SUITE)
+    ended = run_pytest(folder, "-q", "test_mine.py")
+    assert "1 failed, 2 passed" in ended.stdout, ended.stdout + ended.stderr
+    said = ended.stdout.split("test_leaky")[1]
+    assert "slots-at-rest (I66): when nothing runs any more, every slot is free or cached" in said
+    assert f"signature  {LOST}" in said
+    assert re.findall(r"^E +(r\d+) +\d+ tokens? for", said, re.MULTILINE) == ["r00"]
 
 
 def test_a_defect_of_a_release_is_not_planted_into_it(folder: Path) -> None:

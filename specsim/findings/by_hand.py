@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import textwrap
 import unittest
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -179,29 +179,20 @@ class Schedule:
             raise unittest.SkipTest(f"{self._target} is not started so: {answer['why']}")
         if unknown := sorted(set(only) - RULES.keys()):
             raise UsageError(f"there is no rule {unknown[0]!r}", f"allowed: {', '.join(sorted(RULES))}")
-        broken = [v for v in answer["violations"] if (v["rule"] in only if only else not _is_metric(v))]
+        broken = [v for v in answer["violations"] if (v["rule"] in only if only else not is_metric(v))]
         new = [violation for violation in broken if violation["signature"] not in known]
         if new:
             raise AssertionError(self._told(stored, new))
         return Shown(tuple(answer.get("events", ())), tuple(violation["signature"] for violation in broken))
 
     def _told(self, stored: SchedulerReplay, violations: Sequence[Mapping[str, Any]]) -> str:
-        """What broke first, and what came after it by its signature alone: it may be no more than a symptom."""
-        first, *later = violations
-        rule = RULES[first["rule"]]
-        title = f"{first['part']}: expected {first['expected']}, got {first['actual']}"
-        told = replace(stored, part=first["part"], rule=rule.id, signature=first["signature"], title=title)
+        """What broke, and the command that shows it again."""
+        first = violations[0]
+        told = replace(
+            stored, part=first["part"], rule=first["rule"], signature=first["signature"], title=title_of(first)
+        )
         file = replay_file.save_in(self._out, told)
-        rows = [
-            ("rule", f"{rule.label}: {rule.sentence}"),
-            ("request", first["who"] or "none"),
-            ("where", first["where"] or "unknown"),
-            *(("", line) for line in first["details"]),
-            ("signature", first["signature"]),
-            *(("after it", violation["signature"]) for violation in later),
-            ("replay", replay_file.command(str(file), self._target, self._target)),
-        ]
-        return "\n".join([title, *(f"   {name:<10} {value}" for name, value in rows)])
+        return text_of(violations, [("replay", replay_file.command(str(file), self._target, self._target))])
 
     def _started_by(self) -> Setup:
         return Case(self._setup, {}, {}).started_by()
@@ -249,8 +240,29 @@ def _iteration(at: int) -> int:
     return at
 
 
-def _is_metric(violation: Mapping[str, Any]) -> bool:
+def is_metric(violation: Mapping[str, Any]) -> bool:
+    """Whether no token is wrong where the rule is broken."""
     return violation["harmless"] or RULES[violation["rule"]].severity is Severity.METRIC
+
+
+def title_of(violation: Mapping[str, Any]) -> str:
+    return f"{violation['part']}: expected {violation['expected']}, got {violation['actual']}"
+
+
+def text_of(violations: Sequence[Mapping[str, Any]], more: Iterable[tuple[str, str]]) -> str:
+    """What broke first; what came after it, which may be no more than a symptom, by its signature alone; and `more`."""
+    first, *later = violations
+    rule = RULES[first["rule"]]
+    rows = [
+        ("rule", f"{rule.label}: {rule.sentence}"),
+        ("request", first["who"] or "none"),
+        ("where", first["where"] or "unknown"),
+        *(("", line) for line in first["details"]),
+        ("signature", first["signature"]),
+        *(("after it", violation["signature"]) for violation in later),
+        *more,
+    ]
+    return "\n".join([title_of(first), *(f"   {name:<10} {value}" for name, value in rows)])
 
 
 def source_of(stored: SchedulerReplay) -> str:
