@@ -64,6 +64,13 @@ TARGETS = """
             except OSError:
                 pass
 
+    def scribbles(requests):
+        for number in range(3, 64):
+            try:
+                os.write(number, b"\\0}" * 40)
+            except OSError:
+                pass
+
     def goes_on_elsewhere(requests):
         if requests == 1:
             os.fork()
@@ -83,7 +90,7 @@ TARGETS = """
         raise ValueError("x" * 20_000_000)
 
     leaving, spinning, writing, forking = map(Engine, (leaves, spins, writes_everywhere, goes_on_elsewhere))
-    looking, taking, shouting = map(Engine, (looks, takes, shouts))
+    looking, taking, shouting, scribbling = map(Engine, (looks, takes, shouts, scribbles))
 """
 
 
@@ -357,6 +364,13 @@ def test_what_a_target_writes_to_every_descriptor_is_no_message(folder: Path) ->
     seen = []
     with pytest.raises(ChildEnded, match="writes to the descriptor of specsim's messages"):
         seen += list(ask(request_of("isolated:writing", folder), 20.0))
+
+
+def test_what_a_schedule_writes_to_low_descriptors_reaches_no_process_of_specsim(folder: Path) -> None:
+    started = time.monotonic()
+    suite, findings = run_suite(request_of("isolated:scribbling", folder, 5), folder / "out", lambda *_progress: None)
+    assert (suite.schedules, findings) == (5, [])
+    assert time.monotonic() - started < 20
 
 
 def test_a_target_that_closes_every_descriptor_is_noticed(folder: Path) -> None:

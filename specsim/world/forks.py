@@ -119,7 +119,8 @@ class Starters:
         setup = None if self._target.starts_anew else schedule.setup(self._target.setups)
         starter = self._starters.get(setup)
         if starter is None:
-            starter = self._starters[setup] = _Starter(self._target, setup, self._checks)
+            others = tuple(self._starters.values())
+            starter = self._starters[setup] = _Starter(self._target, setup, self._checks, others)
         return starter.run(schedule)
 
     def close(self) -> None:
@@ -130,13 +131,16 @@ class Starters:
 class _Starter:
     """Of a setup; of all, each schedule on a scheduler of its own, where that is None."""
 
-    def __init__(self, target: SchedulerTarget, setup: Setup | None, checks: Sequence[type[Check]]) -> None:
+    def __init__(
+        self, target: SchedulerTarget, setup: Setup | None, checks: Sequence[type[Check]], others: Sequence[_Starter]
+    ) -> None:
         questions, self._questions = os.pipe()
         self._answers, answers = os.pipe()
         self._pid = fork(own_group=True)
         if self._pid == 0:
-            os.close(self._questions)
-            os.close(self._answers)
+            for starter in (self, *others):
+                os.close(starter._questions)
+                os.close(starter._answers)
             _serve(target, setup, checks, questions, answers)
         os.close(questions)
         os.close(answers)
@@ -161,7 +165,7 @@ def _serve(
     """In a starter: start the scheduler, then run what is wanted until the pipe closes. Does not return."""
     started = _start(target, setup) if setup is not None else None
     settle()
-    runs = _Runs(target, checks, started)
+    runs = _Runs(target, checks, started, (questions, answers))
     while content := received(questions):
         outcome = started if isinstance(started, NotStarted) else runs.run(content)
         send(answers, msgspec.json.encode(outcome))
@@ -211,9 +215,13 @@ class _Runs:
     """Runs schedules in forks, on a scheduler that was started, or each on one that is started for it (None)."""
 
     def __init__(
-        self, target: SchedulerTarget, checks: Sequence[type[Check]], started: StartedScheduler | NotStarted | None
+        self,
+        target: SchedulerTarget,
+        checks: Sequence[type[Check]],
+        started: StartedScheduler | NotStarted | None,
+        pipes: Sequence[int],
     ) -> None:
-        self._target, self._checks, self._started = target, checks, started
+        self._target, self._checks, self._started, self._pipes = target, checks, started, pipes
         self._shared, self._trail = mmap.mmap(-1, RECORD_BYTES_MAX), Trail()
         self._fork: Called | None = None
         self._left = 0
@@ -251,7 +259,10 @@ class _Runs:
         return ended
 
     def _run(self, schedule: Wanted) -> None:
-        """In a fork."""
+        """In a fork, which has no business with the starter's pipes: a target may write to every descriptor."""
+        for pipe in self._pipes:
+            os.close(pipe)
+        self._pipes = ()
         self._trail.begin()
         setup = schedule.setup(self._target.setups)
         started = self._started or _start(self._target, setup)
