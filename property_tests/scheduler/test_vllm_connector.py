@@ -18,21 +18,22 @@ SAID = decoded(PROMPT, 4)
 OTHER = [31, 30, 29, 28, 27, 26]
 LENGTH = len(PROMPT)
 NOTHING = Plan((), (), ())
+SILENCE = (set[str](), set[str](), set[int]())
 
 
-def made(**draws: list[int]) -> tuple[Model, Outside]:
+def made(*, is_told: bool = False, **draws: list[int]) -> tuple[Model, Outside]:
     """A model with a connector. `draws` are the choices of a label, whose blanks are underscores; then zeros."""
     outside, left = Outside(BLOCK), {label.replace("_", " "): iter(values) for label, values in draws.items()}
     outside.draws = lambda _count, label: next(left.get(label, iter(())), 0)
-    model = Model(8, BLOCK, 3, context=240, is_told=False, outside=outside)
+    model = Model(8, BLOCK, 3, context=240, is_told=is_told, outside=outside)
     model.prefixes.update(a=Prefixes(PROMPT), b=Prefixes(OTHER))
     return model, outside
 
 
 def launched(model: Model, counts: dict[str, int], *, plan: Plan = NOTHING, **more: Any) -> Any:
-    one = batch(counts, **more)
-    one.kv_connector_metadata = plan
-    return model.launch(one)
+    assert model.outside is not None
+    loads, _failed = model.outside.take(plan)
+    return model.launch(batch(counts, **more), None, loads)
 
 
 def new(rid: str, blocks: list[int], computed: int = 0) -> Any:
@@ -63,11 +64,11 @@ def test_what_comes_meanwhile_is_written_and_said_once() -> None:
     model, outside = made(is_still_coming=[1])
     launched(model, {}, plan=Plan((), (Transfer("a", (5, 2), 0, LENGTH),), ()))()
     outside.pass_time(model)
-    assert (outside.said(), kv_of(model, 5)) == (None, [UNWRITTEN] * BLOCK)
+    assert (outside.said(), kv_of(model, 5)) == (SILENCE, [UNWRITTEN] * BLOCK)
     outside.pass_time(model)
     assert kv_of(model, 5) + kv_of(model, 2, 2) == HASHES
-    assert outside.said() == {"finished_recving": {"a"}, "finished_sending": set(), "invalid_block_ids": set()}
-    assert outside.said() is None
+    assert outside.said() == ({"a"}, set(), set())
+    assert outside.said() == SILENCE
 
 
 @pytest.mark.parametrize(("before", "is_wrong"), [(0, False), (1, False), (2, True)])
@@ -87,9 +88,22 @@ def test_a_load_that_fails_writes_what_comes_before_and_names_the_blocks() -> No
     launched(model, {}, plan=Plan((), (Transfer("a", (5, 2), 0, LENGTH),), ()))()
     outside.pass_time(model)
     assert (kv_of(model, 5), kv_of(model, 2)) == (HASHES[:BLOCK], [UNWRITTEN] * BLOCK)
-    said = outside.said()
-    assert said is not None
-    assert said["invalid_block_ids"] == {2}
+    assert outside.said() == ({"a"}, set(), {2})
+
+
+def test_what_is_computed_in_the_step_of_a_load_that_fails_nobody_reads() -> None:
+    """The first model runner is told to forget what it said, and to begin anew."""
+    model, outside = made(fails=[1], is_told=True)
+    outside.fails_in_steps = True
+    plan = Plan((Transfer("a", (5, 2), 0, BLOCK),), (), ())
+    loads, failed = outside.take(plan)
+    assert (loads, failed) == ([(plan.in_the_step[0], 0)], [5])
+    model.launch(batch({"a": 2}, new=[new("a", [5, 2], BLOCK)]), None, loads)()
+    assert model.reports.records == []
+    again = goes_on([], 0)
+    again.num_output_tokens = [0]
+    assert launched(model, {"a": LENGTH}, cached=again)() == {"a": SAID[:1]}
+    assert model.reports.records == []
 
 
 def test_what_is_handed_on_is_read_when_its_time_comes() -> None:
@@ -97,13 +111,13 @@ def test_what_is_handed_on_is_read_when_its_time_comes() -> None:
     launched(model, {"a": LENGTH}, new=[new("a", [5, 2])])()
     launched(model, {}, finished=["a"], plan=Plan((), (), (Transfer("a", (5, 2), 0, LENGTH),)))()
     outside.pass_time(model)
-    assert outside.said() is None
+    assert outside.said() == SILENCE
     launched(model, {"b": LENGTH}, new=[new("b", [3, 2])])()  # block 2 is given away too soon
     outside.pass_time(model)
     (wrong,) = model.reports.records
     assert isinstance(wrong, WrongContent)
     assert (wrong.rid, wrong.phase, wrong.position) == ("a", "send", BLOCK)
-    assert outside.said() == {"finished_recving": set(), "finished_sending": {"a"}, "invalid_block_ids": set()}
+    assert outside.said() == (set(), {"a"}, set())
 
 
 def test_what_is_handed_on_needs_blocks() -> None:

@@ -38,6 +38,7 @@ def arrives(blocks: list[int], computed: int = 0, tokens: list[int] | None = Non
 def goes_on(
     blocks: list[int], computed: int = 0, *, resumed: bool = False, tokens: Any = None, told: Any = None
 ) -> Any:
+    """Of a request whose outputs are all that were said."""
     return SimpleNamespace(
         req_ids=["a"],
         resumed_req_ids={"a"} if resumed else set(),
@@ -45,6 +46,7 @@ def goes_on(
         all_token_ids={"a": tokens} if tokens is not None else {},
         new_block_ids=[(blocks,) if blocks else None],
         num_computed_tokens=[computed],
+        num_output_tokens=[1000],
     )
 
 

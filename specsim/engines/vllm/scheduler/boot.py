@@ -102,7 +102,7 @@ class Booted:
         """By request in how many iterations its grammar is compiled."""
         self.launched: Callable[[Any], None] = lambda _batch: None
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
-        self.outside = Outside(setup.page_size) if setup.connector else None
+        self.outside = Outside(setup.page_size, fails_in_steps=not setup.overlap) if setup.connector else None
         self._answers = Answers({})
         self._script: Script | None = None
         self._late: list[Any] = []
@@ -139,7 +139,8 @@ class Booted:
         """A Model or a ReleaseWorker."""
         setup = self.setup
         if self.device is not None:
-            return ReleaseWorker(self.config, self._kv_cache(), setup, self.device, self._answers, self.blocks)
+            kv_cache = self._kv_cache()
+            return ReleaseWorker(self.config, kv_cache, setup, self.device, self._answers, self.blocks, self.outside)
         return Model(
             blocks_of(setup),
             setup.page_size,
@@ -367,17 +368,22 @@ class Executor:
         return self._launched(grammar, non_block)
 
     def _launched(self, grammar: Any, non_block: bool) -> Any:
-        said = self._model.launch(self._batch, grammar)
-        return self._result(lambda: self._output(said()), non_block)
+        outside = self._booted.outside
+        loads, failed = outside.take(self._batch.kv_connector_metadata) if outside is not None else ((), ())
+        said = self._model.launch(self._batch, grammar, loads)
+        return self._result(lambda: self._output(said(), failed), non_block)
 
-    def _output(self, said: dict[str, list[int]]) -> Any:
+    def _output(self, said: dict[str, list[int]], failed: Sequence[int]) -> Any:
         output = self._outputs.ModelRunnerOutput(
             req_ids=list(said),
             req_id_to_index={rid: at for at, rid in enumerate(said)},
             sampled_token_ids=list(said.values()),
         )
-        if self._booted.outside is not None and (fields := self._booted.outside.said()) is not None:
-            output.kv_connector_output = self._outputs.KVConnectorOutput(**fields)
+        if self._booted.outside is not None:
+            come, was_read, blocks = self._booted.outside.said()
+            output.kv_connector_output = self._outputs.KVConnectorOutput(
+                finished_recving=come, finished_sending=was_read, invalid_block_ids=blocks.union(failed)
+            )
         return output
 
     def _result(self, value: Callable[[], Any], non_block: bool) -> Any:

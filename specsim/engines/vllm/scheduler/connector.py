@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from specsim.engines.vllm.scheduler.imports import PACKAGE
@@ -60,25 +60,26 @@ class _Seat(NamedTuple):
 
 
 class KvModel(Protocol):
-    """The model, whose KV is loaded and handed on. It has still to run some of what was `launched`."""
+    """Whose KV is loaded and handed on."""
 
-    kv: Kv
     reports: Reports
     block_size: int
     prefixes: dict[str, Prefixes]
 
     @property
-    def launched(self) -> int: ...
+    def kv(self) -> Kv: ...
 
-    def run_but(self, count: int) -> None:
-        """Run all but the last `count` launches."""
+    def meanwhile(self, run: Callable[[], None]) -> None:
+        """Have something run in no order with what was launched."""
 
 
 class Outside:
-    """What is outside, and the worker's part of a connector. `draws(count, label)` chooses."""
+    """What is outside, and what the worker's part of a connector has of it. `draws(count, label)` chooses. A load in a
+    step may fail where `fails_in_steps`.
+    """
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, block_size: int, *, fails_in_steps: bool = False) -> None:
+        self.block_size, self.fails_in_steps = block_size, fails_in_steps
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
         self._coming: list[Transfer] = []
         self._read: list[Transfer] = []
@@ -86,65 +87,67 @@ class Outside:
         self._was_read: list[str] = []
         self._failed: list[int] = []
 
-    def take(self, plan: Plan | None) -> None:
-        """A batch was launched with it."""
-        if plan is not None:
-            self._coming += plan.meanwhile
-            self._read += plan.handed_on
-
-    def load(self, plan: Plan | None, model: KvModel) -> None:
-        """What a batch reads is loaded before it does."""
-        for transfer in plan.in_the_step if plan is not None else ():
-            _written(transfer, transfer.end, model)
+    def take(self, plan: Plan) -> tuple[list[tuple[Transfer, int]], list[int]]:
+        """A batch was launched with it. What is loaded in its step, each up to where it comes, and the blocks of what
+        fails of that.
+        """
+        self._coming += plan.meanwhile
+        self._read += plan.handed_on
+        failed: list[int] = []
+        ends = [self._end(one, failed) if self.fails_in_steps else one.end for one in plan.in_the_step]
+        return list(zip(plan.in_the_step, ends, strict=True)), failed
 
     def pass_time(self, model: KvModel) -> None:
-        """Some of what is under way comes, before or after what was launched and has not run, or is read."""
+        """Some of what is under way comes, or is read."""
         for transfer in [one for one in self._coming if not self.draws(2, "is still coming")]:
-            model.run_but(self.draws(model.launched + 1, "launches that it comes before"))
             self._coming.remove(transfer)
-            self._has_come.append(transfer)
-            _written(transfer, self._end(transfer), model)
+            model.meanwhile(functools.partial(self._come, transfer, self._end(transfer, self._failed), model))
         for transfer in [one for one in self._read if not self.draws(2, "is still to be read")]:
             self._read.remove(transfer)
-            self._was_read.append(transfer.rid)
-            _handed_on(transfer, model)
+            model.meanwhile(functools.partial(self._hand_on, transfer, model))
 
-    def _end(self, transfer: Transfer) -> int:
+    def _come(self, transfer: Transfer, end: int, model: KvModel) -> None:
+        load(transfer, end, model)
+        self._has_come.append(transfer)
+
+    def _hand_on(self, transfer: Transfer, model: KvModel) -> None:
+        room = len(transfer.blocks) * model.block_size
+        if room < transfer.end:
+            model.reports.add_first(transfer.rid, "room", NoSlot("send", transfer.rid, room))
+        else:
+            seat = _Seat(transfer.rid, model.prefixes[transfer.rid])
+            read(model.kv, seat, "send", [slots_of(transfer.blocks, transfer.end, model.block_size)], transfer.end, 0)
+        self._was_read.append(transfer.rid)
+
+    def _end(self, transfer: Transfer, failed: list[int]) -> int:
         """Up to where it comes: from some block on it may fail."""
         first, last = transfer.start // self.block_size, -(-transfer.end // self.block_size)
         if self.draws(6, "fails") != 1:
             return transfer.end
         block = first + self.draws(last - first, "fails from")
-        self._failed += transfer.blocks[block:last]
+        failed += transfer.blocks[block:last]
         return max(transfer.start, block * self.block_size)
 
-    def said(self) -> Mapping[str, Any] | None:
-        """What the worker says of it beside what was sampled, the fields of a KVConnectorOutput."""
+    def said(self) -> tuple[Collection[str], Collection[str], set[int]]:
+        """Which requests' KV has come, and which was read, each said once; and the blocks of what failed."""
         come = [one.rid for one in self._has_come if not self.draws(2, "is said later")]
         self._has_come = [one for one in self._has_come if one.rid not in come]
         was_read, self._was_read = self._was_read, []
         failed, self._failed = (set(self._failed), []) if come else (set(), self._failed)
-        if not (come or was_read):
-            return None
-        # Keys are a set that has an order.
-        received, sent = dict.fromkeys(come).keys(), dict.fromkeys(was_read).keys()
-        return {"finished_recving": received, "finished_sending": sent, "invalid_block_ids": failed}
+        return dict.fromkeys(come).keys(), dict.fromkeys(was_read).keys(), failed  # keys are a set that has an order
 
 
-def _written(transfer: Transfer, end: int, model: KvModel) -> None:
+def failing(loads: Iterable[tuple[Transfer, int]]) -> set[str]:
+    """The requests whose loads do not come whole: what is computed for them in the step nobody reads."""
+    return {transfer.rid for transfer, end in loads if end < transfer.end}
+
+
+def load(transfer: Transfer, end: int, model: KvModel) -> None:
+    """Write its KV up to a position."""
     prefixes = model.prefixes[transfer.rid]
     seat, slots = _Seat(transfer.rid, prefixes), slots_of(transfer.blocks, transfer.end, model.block_size)
     for position in range(transfer.start, end):
         write(model.kv, seat, [int(slots[position])], prefixes.of(position + 1))
-
-
-def _handed_on(transfer: Transfer, model: KvModel) -> None:
-    room = len(transfer.blocks) * model.block_size
-    if room < transfer.end:
-        model.reports.add_first(transfer.rid, "room", NoSlot("send", transfer.rid, room))
-        return
-    seat = _Seat(transfer.rid, model.prefixes[transfer.rid])
-    read(model.kv, seat, "send", [slots_of(transfer.blocks, transfer.end, model.block_size)], transfer.end, 0)
 
 
 class _Offer:
@@ -162,16 +165,52 @@ _NOTHING = _Offer(NOTHING, 0, 0)
 
 
 @functools.cache
-def _connector_class() -> type:
+def _class_of(part: type) -> Any:
+    """Of the release's base class, with that part."""
     base = importlib.import_module(f"{PACKAGE}.distributed.kv_transfer.kv_connector.v1.base")
-    return type("Connector", (_Scheduler, base.SupportsHMA, base.KVConnectorBase_V1), {})
+    return type("Connector", (part, base.SupportsHMA, base.KVConnectorBase_V1), {})
 
 
 def connector(outside: Outside, config: Any, role: Any, *kv_cache: Any) -> Any:
     """The scheduler's part of a connector, an object of the release's class."""
-    made: Any = _connector_class()(config, role, *kv_cache)
+    made = _class_of(_Scheduler)(config, role, *kv_cache)
     made.connect(outside)
     return made
+
+
+def worker_connector(outside: Outside, worker: Any, config: Any, kv_cache: Any) -> Any:
+    """The worker's part, for a ReleaseWorker."""
+    made = _class_of(_Worker)(config, None, kv_cache)
+    made.outside, made.worker = outside, worker
+    return made
+
+
+class _Worker:
+    """The worker's part: what the release's base class leaves open. What is loaded in a step is there before it."""
+
+    outside: Outside
+    worker: Any
+    failed: Sequence[int] = ()
+
+    def start_load_kv(self, *_arguments: Any, **_named: Any) -> None:
+        for transfer, end in self.worker.loads:
+            self.worker.load(functools.partial(load, transfer, end, self.worker))
+
+    def get_finished(self, _finished: Any) -> tuple[Any, Any]:
+        if not self.outside.draws(2, "transfers go on"):
+            self.worker.transfers_end()
+        come, was_read, failed = self.outside.said()
+        self.failed = [*self.worker.failed, *failed]
+        return was_read, come
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self.failed = set(self.failed), ()
+        return failed
+
+    def nothing(self, *_arguments: Any, **_named: Any) -> None: ...
+
+    wait_for_layer_load = save_kv_layer = wait_for_save = nothing
+    get_num_new_matched_tokens = update_state_after_alloc = build_connector_meta = request_finished_all_groups = nothing
 
 
 class _Scheduler:

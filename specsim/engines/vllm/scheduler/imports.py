@@ -28,8 +28,8 @@ _IMPORTED = """
     v1.kv_cache_interface v1.kv_cache_layout v1.kv_cache_spec_registry v1.kv_hints v1.metrics.stats v1.outputs
     v1.request v1.serial_utils v1.spec_decode.dynamic v1.spec_decode.metrics v1.structured_output v1.utils
     v1.worker.block_table v1.worker.gpu.async_utils v1.worker.gpu.block_table v1.worker.gpu.buffer_utils
-    v1.worker.gpu.input_batch v1.worker.gpu.model_runner v1.worker.gpu.pp_utils v1.worker.gpu.sample.output
-    v1.worker.gpu.spec_decode.utils v1.worker.gpu.states v1.worker.gpu.structured_outputs
+    v1.worker.gpu.input_batch v1.worker.gpu.kv_connector v1.worker.gpu.model_runner v1.worker.gpu.pp_utils
+    v1.worker.gpu.sample.output v1.worker.gpu.spec_decode.utils v1.worker.gpu.states v1.worker.gpu.structured_outputs
 """
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from specsim.engines.vllm.scheduler.connector import Outside
+from specsim.engines.vllm.scheduler.connector import Outside, Transfer, failing, load
 from specsim.engines.vllm.scheduler.grammars import allowed
 from specsim.engines.vllm.scheduler.pools import note_freed, note_revived, read, slots_of, write
 from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
@@ -106,15 +106,16 @@ class Model:
         self.right: Callable[[int], int] = lambda most: most
         """How many drafts of so many are right."""
 
-    def launch(self, batch: Any, grammar: Any = None) -> Callable[[], dict[str, list[int]]]:
+    def launch(
+        self, batch: Any, grammar: Any = None, loads: Sequence[tuple[Transfer, int]] = ()
+    ) -> Callable[[], dict[str, list[int]]]:
         """A function that says what is sampled for each request of a SchedulerOutput, by the masks of a GrammarOutput;
-        nothing for a part of a prompt.
+        nothing for a part of a prompt. Before that KV is loaded.
         """
         if self.outside is not None:
-            self.outside.take(batch.kv_connector_metadata)
             # As workers have it, whatever the scheduler goes on to do.
             batch, grammar = pickle.loads(pickle.dumps((batch, grammar)))
-        run = functools.cache(functools.partial(self._launched, batch, grammar))
+        run = functools.cache(functools.partial(self._launched, batch, grammar, loads))
         self._later(run, is_launch=True)
 
         def said() -> dict[str, list[int]]:
@@ -130,22 +131,32 @@ class Model:
         else:
             self._queue.append((is_launch, run))
 
+    def meanwhile(self, run: Callable[[], None]) -> None:
+        """See `specsim.engines.vllm.scheduler.connector.KvModel`."""
+        assert self.outside is not None
+        self._run_but(self.outside.draws(self.launched + 1, "launches that it comes before"))
+        run()
+
     @property
     def launched(self) -> int:
+        """Launches that have still to run."""
         return sum(is_launch for is_launch, _run in self._queue)
 
-    def run_but(self, count: int) -> None:
+    def _run_but(self, count: int) -> None:
         while self.launched > count:
             self._queue.popleft()[1]()
 
-    def _launched(self, batch: Any, grammar: Any) -> dict[str, list[int]]:
+    def _launched(self, batch: Any, grammar: Any, loads: Sequence[tuple[Transfer, int]]) -> dict[str, list[int]]:
         self._step += 1
-        if self.outside is not None:
-            self.outside.load(batch.kv_connector_metadata, self)
+        for transfer, end in loads:
+            load(transfer, end, self)
+        in_vain = failing(loads)
         self._take(batch)
         self._has_grammars = bool(getattr(batch, "has_structured_output_requests", False))
         drafts = batch.scheduled_spec_decode_tokens
         masks = self._masks(grammar, drafts) if grammar is not None else {}
+        for rid in batch.num_scheduled_tokens:
+            self._seats[rid].is_read = rid not in in_vain
         return {
             rid: self._run(self._seats[rid], count, drafts.get(rid, ()), masks.get(rid, _NO_MASKS))
             for rid, count in batch.num_scheduled_tokens.items()
@@ -172,7 +183,7 @@ class Model:
 
     def drafts(self, rids: Sequence[str]) -> list[list[int]]:
         """The drafts of these requests' next verifications, as the scheduler is told of them."""
-        self.run_but(0)
+        self._run_but(0)
         if not (self.is_told or self._has_grammars):
             return [[PAD] * self.steps for _ in rids]
         for rid in rids:
@@ -207,6 +218,8 @@ class Model:
                 seat.sampled_in = NEVER
             if is_resumed or self.is_told:
                 seat.computed = cached.num_computed_tokens[at]
+            if self.is_told:  # of a load that failed in the step what was said is taken back
+                del seat.tokens[len(seat.prefixes.prompt) + cached.num_output_tokens[at] :]
             if cached.new_token_ids:  # a pipeline's first stage samples nothing: it is told
                 told = cached.new_token_ids[at]
                 missing = seat.computed + len(told) - len(seat.tokens)

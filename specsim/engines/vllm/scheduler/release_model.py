@@ -33,14 +33,11 @@ class Seat:
     prefixes: Prefixes
     drafts: int
     blocks: tuple[tuple[int, ...], ...]
+    is_read: bool = True
 
     @property
     def owner(self) -> str:
         return self.rid
-
-    @property
-    def is_read(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, slots=True)

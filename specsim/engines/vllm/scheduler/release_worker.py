@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from specsim.engines.vllm.scheduler.connector import Outside, Transfer, failing, worker_connector
 from specsim.engines.vllm.scheduler.imports import PACKAGE
 from specsim.engines.vllm.scheduler.pools import note_freed, note_revived
 from specsim.engines.vllm.scheduler.release_model import Pass, Seat, StageModel
@@ -60,7 +61,9 @@ class ReleaseWorker:
         device: Any,
         answers: Answers,
         blocks_of: Callable[[str], Sequence[Sequence[int]]],
+        outside: Outside | None = None,
     ) -> None:
+        self.outside, self.block_size = outside, setup.page_size
         self.setup, self.device, self.answers, self._blocks_of = setup, device, answers, blocks_of
         self.reports = Reports()
         self.prefixes: dict[str, Prefixes] = {}
@@ -68,6 +71,11 @@ class ReleaseWorker:
         self.right: Callable[[int], int] = lambda most: most
         """How many drafts of so many are right."""
         self._seats: dict[str, Seat] = {}
+        self.loads: list[tuple[Transfer, int]] = []
+        """In the step that is launched, each up to where it comes; `failed` are the blocks of what fails of them."""
+        self.failed: list[int] = []
+        stream: Any = torch.cuda.Stream()
+        self._outside_stream, stream.name = stream, "outside"
         slots = kv_cache.num_blocks * setup.page_size
         pools = [Kv(self.reports, slots, slots if setup.window else 0) for _ in range(setup.stages)]
         self.stages = [Stage(self, number, kv) for number, kv in enumerate(pools)]
@@ -79,13 +87,36 @@ class ReleaseWorker:
         """Of the first stage."""
         return self.stages[0].model.kv
 
+    # ---- what a connector asks
+
+    def load(self, run: Callable[[], None]) -> None:
+        """Have KV loaded before what the first stage launches from now on."""
+        self.device.launch(lambda _access: run(), name="load")
+
+    def meanwhile(self, run: Callable[[], None]) -> None:
+        """See `specsim.engines.vllm.scheduler.connector.KvModel`."""
+        with torch.cuda.stream(self._outside_stream):
+            self.device.launch(lambda _access: run(), name="transfer")
+
+    def transfers_end(self) -> None:
+        """What is under way on its stream has come."""
+        self.device.run_until(self._outside_stream, self._outside_stream.n)
+
     # ---- what the executor asks
 
     def execute(self, batch: Any) -> Any:
         """None where there are tokens to sample, else the release's ModelRunnerOutput."""
-        drafts = batch.scheduled_spec_decode_tokens
+        if self.outside is not None:
+            self.loads, self.failed = self.outside.take(batch.kv_connector_metadata)
+        in_vain, drafts = failing(self.loads), batch.scheduled_spec_decode_tokens
         self._seats = {
-            rid: Seat(rid, self.prefixes[rid], len(drafts.get(rid, ())), tuple(map(tuple, self._blocks_of(rid))))
+            rid: Seat(
+                rid,
+                self.prefixes[rid],
+                len(drafts.get(rid, ())),
+                tuple(map(tuple, self._blocks_of(rid))),
+                is_read=rid not in in_vain,
+            )
             for rid in batch.num_scheduled_tokens
         }
         handed = out = None
@@ -264,7 +295,7 @@ class Stage:
             "build_slot_mappings_by_layer": nothing,
             "dispatch_cg_and_sync_dp": _dispatched,
             "get_drafter_hidden_states": lambda _model, hidden: hidden,
-            "get_kv_connector": said(connector),
+            "get_kv_connector": said(connector) if self.worker.outside is None else self._connector,
             "get_model_loader": said(self._fake("model_loader", load_model=said(self._model()))),
             "get_uniform_decode_token_count": nothing,
             "has_compiled_submodule": said(False),
@@ -278,6 +309,14 @@ class Stage:
             "requires_aux_hidden_states": said(False),
             "requires_raw_input_tokens": said(False),
         }
+
+    def _connector(self, config: Any, kv_caches: Any) -> Any:
+        """The release's own caller of a connector, with ours."""
+        module = self._modules["kv_connector"]
+        assert self.worker.outside is not None
+        ours = worker_connector(self.worker.outside, self.worker, config, None)
+        vars(module)["get_kv_transfer_group"] = said(ours)
+        return module.ActiveKVConnector(config, kv_caches)
 
     def _fake(self, name: str, **given: Any) -> Fake:
         return Fake(name, self.worker.answers, **given)
@@ -406,7 +445,8 @@ def modules() -> dict[str, ModuleType]:
     import triton.language
 
     vars(importlib.import_module(f"{PACKAGE}.triton_utils")).update(triton=triton, tl=triton.language)
-    names = "model_runner", "pp_utils", "input_batch", "buffer_utils", "sample.output", "spec_decode.utils"
+    beside = "pp_utils", "input_batch", "buffer_utils", "kv_connector", "sample.output", "spec_decode.utils"
+    names = ("model_runner", *beside)
     found = {name.rpartition(".")[2]: importlib.import_module(f"{PACKAGE}.v1.worker.gpu.{name}") for name in names}
     for name in ("get_accelerator_view_from_cpu_tensor", "get_cuda_view_from_cpu_tensor"):
         if hasattr(found["buffer_utils"], name):

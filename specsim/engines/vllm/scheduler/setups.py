@@ -77,6 +77,8 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=96, reasoning=True),
     Setup(page_size=4, slots=96, overlap=False, reasoning=True),
     Setup(page_size=4, slots=96, watermark=0.1),
+    Setup(page_size=4, slots=96, worker="release", connector=True),
+    Setup(page_size=4, slots=96, overlap=False, worker="release", connector=True),
 )
 
 _SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window", "worker", "model_runner"))
