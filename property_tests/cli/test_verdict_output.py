@@ -192,7 +192,7 @@ def test_a_finding_in_full_is_at_most_25_lines_and_ends_with_its_command(printed
 
 def test_what_was_not_run_is_one_line_with_counts_by_kind(printed: Printed) -> None:
     with pytest.raises(DriftError) as drifted:
-        lift_first(Mock(), ("absent",), ())
+        lift_first(Mock(), ())
     entries = (
         NotRun("a", interrupts.SPENT),
         NotRun("b", str(drifted.value)),

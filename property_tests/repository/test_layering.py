@@ -346,3 +346,22 @@ def test_an_engine_is_named_in_its_room_and_in_the_registry_alone() -> None:
             if re.search(r"sglang|vllm|engines\.flashinfer", text, re.IGNORECASE) and not path.startswith(ROOMS):
                 naming.add(path)
     assert naming == set(MAY_NAME_AN_ENGINE)
+
+
+ADDRESSES = "specsim/engines/sglang/where.py"
+
+
+def paths_of_sglang(path: str) -> list[str]:
+    """The texts of a file, docstrings aside, that have a path below the package of SGLang."""
+    docstrings = {id(node.value) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return [str(node.value) for node in texts if re.search(r"\b(srt|kernels)/\w", str(node.value))]
+
+
+def test_an_address_of_sglang_is_written_once_and_in_the_table_of_addresses() -> None:
+    """A function that a release has moved is one line there: see the page on adding a release."""
+    room = [path for path in product().values() if path.startswith("specsim/engines/sglang/")]
+    assert {path: found for path in room if path != ADDRESSES and (found := paths_of_sglang(path))} == {}
+    written = paths_of_sglang(ADDRESSES)
+    assert len(written) > 50
+    assert [path for path in written if written.count(path) > 1] == []

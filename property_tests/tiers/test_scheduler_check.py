@@ -17,7 +17,8 @@ from specsim.commands.suites import Asked
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.setups import SETUPS
-from specsim.engines.sglang.scheduler.target import RUST_TREE, SglangScheduler
+from specsim.engines.sglang.scheduler.target import SglangScheduler
+from specsim.engines.sglang.where import RUST_TREE
 from specsim.engines.target import Release
 from specsim.engines.triage import TABLE
 from specsim.errors import UsageError

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from specsim.engines.flashinfer.launcher import known_headers
 from specsim.engines.packages import open_source
+from specsim.engines.sglang.where import CUDA_HEADERS
 from specsim.lifting.nvcc import Built, build
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
     from specsim.lifting.source import SourceTree
 
-_INCLUDE = "kernels/jit/include"
 EAGLE, NGRAM, SAMPLING = (f"sgl_kernel/speculative/{name}.cuh" for name in ("eagle", "ngram", "sampling"))
 
 TREES = r"""
@@ -99,7 +99,7 @@ extern "C" int specsim_sample_tree(int* predicts, int* accept_index, int* accept
 
 def has_sources(source: SourceTree) -> bool:
     """Whether the release has its kernels of trees as CUDA source."""
-    return source.exists(f"{_INCLUDE}/{EAGLE}")
+    return source.exists(f"{CUDA_HEADERS}/{EAGLE}")
 
 
 def build_target(target: Release | Checkout, cache: Cache) -> None:
@@ -117,8 +117,8 @@ def build_trees(source: SourceTree, cache: Cache) -> Built:
 
 def build_sampler(source: SourceTree, cache: Cache) -> Built:
     """The library of the tree sampler."""
-    if not source.exists(f"{_INCLUDE}/{SAMPLING}"):
-        return Built(None, f"not found: {_INCLUDE}/{SAMPLING}")
+    if not source.exists(f"{CUDA_HEADERS}/{SAMPLING}"):
+        return Built(None, f"not found: {CUDA_HEADERS}/{SAMPLING}")
     flashinfer = known_headers(cache)
     if flashinfer is None:
         why = "it includes FlashInfer's headers: fill the cache with specsim targets --fetch flashinfer==VERSION"
@@ -128,7 +128,7 @@ def build_sampler(source: SourceTree, cache: Cache) -> Built:
 
 def _written(source: SourceTree, cache: Cache, headers: tuple[str, ...]) -> Path:
     """A folder in the cache that has the headers, for a compiler to find."""
-    texts = {header: source.read(f"{_INCLUDE}/{header}") for header in headers}
+    texts = {header: source.read(f"{CUDA_HEADERS}/{header}") for header in headers}
     digest = hashlib.sha256("\0".join((*texts, *texts.values())).encode()).hexdigest()[:24]
     for header, text in texts.items():
         cache.store_text(f"headers/sglang-{digest}/{header}", text)

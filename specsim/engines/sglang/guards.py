@@ -15,19 +15,11 @@ from dataclasses import dataclass
 
 from specsim.contracts.contract import Sizes
 from specsim.contracts.provider import Reach
+from specsim.engines.sglang.where import CONFIGURATION, ENVIRONMENT, files
 from specsim.lifting.lift import DriftError, ParsedModule, find_function, parse_module
 from specsim.lifting.source import SourceTree
 
-# Where the configuration of speculative decoding is decided: newest first.
-CONFIGURATION_FILES = ("srt/arg_groups/speculative_hook.py", "srt/server_args.py")
-ENVIRONMENT_FILE = "srt/environ.py"
 OVERLAP_SWITCH = "SGLANG_ENABLE_SPEC_V2"
-# Where a client's request for a session is taken: newest first.
-SESSION_FILES = (
-    "srt/managers/tokenizer_control_mixin.py",
-    "srt/managers/tokenizer_communicator_mixin.py",
-    "srt/managers/tokenizer_manager.py",
-)
 SESSION_OPENER = "open_session"
 
 # Words that a condition around the guard may contain without making the guard conditional on something else.
@@ -69,7 +61,7 @@ class Guards:
 def read_guards(source: SourceTree) -> Guards:
     """Read the guards of a source tree. What cannot be found is taken as absent."""
     modules: list[ParsedModule] = []
-    for path in CONFIGURATION_FILES:
+    for path in CONFIGURATION:
         try:
             modules.append(parse_module(source, path))
         except DriftError:
@@ -85,7 +77,7 @@ def read_guards(source: SourceTree) -> Guards:
 
 def _session_guards(source: SourceTree) -> Iterator[str]:
     """FILE:LINE of an `if` in the function that opens sessions that refuses them with the overlap workers."""
-    for path in SESSION_FILES:
+    for path in files(SESSION_OPENER):
         try:
             module = parse_module(source, path)
         except DriftError:
@@ -170,7 +162,7 @@ def _chooses_trees(module: ParsedModule) -> bool:
 def _switch_default(source: SourceTree) -> bool:
     """Whether the switch of the overlap workers is on by default; without a switch they are the only ones."""
     try:
-        module = parse_module(source, ENVIRONMENT_FILE)
+        module = parse_module(source, ENVIRONMENT)
     except DriftError:
         return True
     for node in ast.walk(module.tree):

@@ -29,6 +29,7 @@ FORMAT = "specsim.known/1"
 FILE = Path(__file__).with_name("known_functions.json")
 
 # Where a maintainer adds what is missing.
+_ADDRESSES = "specsim/engines/sglang/where.py"
 _TABLES = "the tables KERNELS and CALLERS of specsim/engines/sglang/operations"
 _STUBS = "specsim/engines/sglang/operations"
 
@@ -233,7 +234,7 @@ def to_add(version: str | None, found: Sequence[Drift]) -> list[str]:
         if why.startswith("signature changed"):
             todo.append(f"{what}: read what the new parameters mean, then list them in {_TABLES} ({why})")
         elif why.startswith("not found"):
-            todo.append(f"{what}: add where it lives now to {_TABLES} ({why})")
+            todo.append(f"{what}: add where it lives now to {_ADDRESSES} ({why})")
         else:
             todo.append(f"{what}: give it what it needs in {_STUBS} ({why})")
     if version and is_version(version) and version not in releases_of("sglang"):

@@ -23,7 +23,9 @@ from specsim.contracts.contract import Role, Sizes, Tensors
 from specsim.contracts.registry import OPS
 from specsim.engines.sglang.operations import KERNELS, KernelNames
 from specsim.engines.sglang.operations.names import named, on_grid, power_of_two, words
+from specsim.engines.sglang.operations.rows import BLOCK_PARAMETERS
 from specsim.engines.sglang.provider import SHIMS, lift_first, lift_kernel
+from specsim.engines.sglang.where import Place, places
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, TextStore, body_hash
 from specsim.lifting.source import SourceTree
 from specsim.verdict import NotRun
@@ -76,12 +78,12 @@ sizes that each can do.
 @dataclass(frozen=True, slots=True)
 class PeerNames:
     """A kernel, or the host function that launches it. `launch(value, sizes, tensors)` makes the call that is timed,
-    which writes the case's tensors or returns outputs by name. `parameters` are the first of the function's.
+    which writes the case's tensors or returns outputs by name. `places` are where releases have it, newest first,
+    `parameters` the first of the function's.
     """
 
     op: str
-    names: tuple[str, ...]
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
     parameters: tuple[str, ...]
     launch: Callable[[Any, Sizes, Tensors], Call]
     accepts: Callable[[Sizes], bool] = _any
@@ -119,7 +121,7 @@ def _lift(lifter: Lifter, names: KernelNames | PeerNames) -> LiftedPeer:
     if isinstance(names, KernelNames):
         lifted, accepts = lift_kernel(lifter, names), AS_DOCUMENTED[names.subject]
         return _peer(names.op, lifted, accepts, partial(_documented, names, lifted.value))
-    lifted = lift_first(lifter, names.names, names.paths, names.parameters)
+    lifted = lift_first(lifter, names.places, names.parameters)
     return _peer(names.op, lifted, names.accepts, partial(names.launch, lifted.value))
 
 
@@ -316,14 +318,6 @@ def _move(kernel: Any, _sizes: Sizes, t: Tensors) -> Call:
     return _writes(lambda: copy_layers(kernel, layers, t["target"], t["source"]), t)
 
 
-_LOCS = ("srt/speculative/triton_ops/cache_locs.py", "kernels/ops/speculative/cache_locs.py")
-_EAGLE = ("srt/speculative/triton_ops/eagle.py", "kernels/ops/speculative/eagle.py")
-_REJECT = ("srt/speculative/reject_sampling.py", "kernels/ops/speculative/reject_sampling.py")
-_MOVE = ("srt/mem_cache/triton_ops/cache_move.py", "kernels/ops/kvcache/cache_move.py")
-_BITMASK = ("srt/constrained/triton_ops/bitmask_ops.py", "kernels/ops/grammar/bitmask_ops.py")
-_TREE = ("kernels/ops/speculative/spec_tree.py",)
-_PACK = ("kernels/ops/speculative/pack_verify_mask.py",)
-
 _BUILD = words("parent_list_ptr selected_index_ptr verified_seq_len_ptr seq_len_prefix_sum_ptr")
 _WALK = words("predicts_ptr accept_index_ptr accept_token_num_ptr candidates_ptr")
 _BONUS = words("accept_tokens accept_lens bonus_tokens_ptr accept_stride")
@@ -334,28 +328,26 @@ _LOGITS = words("logits_ptr bitmask_ptr indices_ptr num_rows vocab_size logits_s
 _CHAIN = words("predicts accept_index accept_token_num candidates retrive_index")
 _COPY = words("data_ptrs strides tgt_loc_ptr src_loc_ptr num_locs num_locs_upper BYTES_PER_TILE")
 
-_REJECTION = ("chain_speculative_sampling_triton",)
-
+_CHAINS = places("chain_speculative_sampling_triton")
 PEERS: tuple[PeerNames, ...] = (
-    PeerNames("build_tree", ("sgl_build_tree_kernel_efficient_triton",), _TREE, _BUILD, _build_tree),
-    PeerNames("verify_tree_greedy", ("verify_tree_greedy_kernel_triton",), _TREE, _WALK, _walk),
-    PeerNames("fill_bonus_tokens", ("fill_bonus_tokens",), _EAGLE, _BONUS, _bonus),
+    PeerNames("build_tree", places("sgl_build_tree_kernel_efficient_triton"), _BUILD, _build_tree),
+    PeerNames("verify_tree_greedy", places("verify_tree_greedy_kernel_triton"), _WALK, _walk),
+    PeerNames("fill_bonus_tokens", places("fill_bonus_tokens"), _BONUS, _bonus),
     PeerNames(
-        "create_extend_after_decode", ("create_extend_after_decode_spec_info",), _LOCS, _EXTEND, _extend_after_decode
+        "create_extend_after_decode", places("create_extend_after_decode_spec_info"), _EXTEND, _extend_after_decode
     ),
-    PeerNames("filter_finished_cache_loc", ("filter_finished_cache_loc_kernel",), _LOCS, _FILTER, _filter_finished),
-    PeerNames("build_chain_tree", ("build_chain_tree",), _EAGLE, _CHAIN_TREE[:4], _chain_tree),
-    PeerNames("build_chain_tree_and_cache_locs", ("build_chain_tree",), _EAGLE, _CHAIN_TREE, _chain_tree),
+    PeerNames("filter_finished_cache_loc", places("filter_finished_cache_loc_kernel"), _FILTER, _filter_finished),
+    PeerNames("build_chain_tree", places("build_chain_tree"), _CHAIN_TREE[:4], _chain_tree),
+    PeerNames("build_chain_tree_and_cache_locs", places("build_chain_tree"), _CHAIN_TREE, _chain_tree),
     PeerNames(
         "pack_tree_mask",
-        ("pack_verify_mask_into",),
-        _PACK,
+        places("pack_verify_mask_into"),
         words("mask kv_indptr packed_indptr output"),
         _pack,
         accepts=lambda sizes: sizes["num_draft_tokens"] % 8 == 0,  # else its rows do not begin at whole bytes
     ),
-    PeerNames("apply_token_bitmask", ("apply_token_bitmask_inplace_kernel",), _BITMASK, _LOGITS, _bitmask),
-    PeerNames("verify_chain_rejection", _REJECTION, _REJECT, _CHAIN, partial(_chain_rejection, False)),
-    PeerNames("verify_chain_block", _REJECTION, _REJECT[1:], _CHAIN, partial(_chain_rejection, True)),
-    PeerNames("move_kv", ("copy_all_layer_kv_cache_tiled",), _MOVE, _COPY, _move),
+    PeerNames("apply_token_bitmask", places("apply_token_bitmask_inplace_kernel"), _LOGITS, _bitmask),
+    PeerNames("verify_chain_rejection", _CHAINS, _CHAIN, partial(_chain_rejection, False)),
+    PeerNames("verify_chain_block", _CHAINS, BLOCK_PARAMETERS, partial(_chain_rejection, True)),
+    PeerNames("move_kv", places("copy_all_layer_kv_cache_tiled"), _COPY, _move),
 )

@@ -8,18 +8,15 @@ from typing import Any
 import torch
 
 from specsim.engines.sglang.stubs import OFF, Fields, Needed, SilentLogger, nothing
-from specsim.lifting.lift import LiftedFunction, Lifter
+from specsim.engines.sglang.where import places
+from specsim.lifting.lift import Lifter
 
-_FOLDER = "srt/sampling/penaltylib"
-_ORCHESTRATOR = f"{_FOLDER}/orchestrator.py"
-_REPETITION = f"{_FOLDER}/repetition_penalty.py"
-_PENALIZERS = {
-    "BatchedFrequencyPenalizer": f"{_FOLDER}/frequency_penalty.py",
-    "BatchedMinNewTokensPenalizer": f"{_FOLDER}/min_new_tokens.py",
-    "BatchedPresencePenalizer": f"{_FOLDER}/presence_penalty.py",
-    "BatchedRepetitionPenalizer": _REPETITION,
-}
-_INFO = ("srt/sampling/sampling_batch_info.py", "SamplingBatchInfo")
+_PENALIZERS = (
+    "BatchedFrequencyPenalizer",
+    "BatchedMinNewTokensPenalizer",
+    "BatchedPresencePenalizer",
+    "BatchedRepetitionPenalizer",
+)
 
 VOCABULARY = 8
 EOS = VOCABULARY - 1
@@ -53,21 +50,20 @@ class ReleasePenalizers:
             "_is_xpu": False,
             "_is_cuda": True,
         }
-        self._lift(_REPETITION, "apply_scaling_penalties")
-        self._lift(_ORCHESTRATOR, "_BatchedPenalizer")
-        self._lift(_ORCHESTRATOR, "BatchedPenalizerOrchestrator")
+        for name in ("apply_scaling_penalties", "_BatchedPenalizer", "BatchedPenalizerOrchestrator", *_PENALIZERS):
+            self._lift(name)
         names = [*_PENALIZERS, "BatchedPenalizerOrchestrator"]
-        for name, path in _PENALIZERS.items():
-            self._lift(path, name)
         self.given["penaltylib"] = SimpleNamespace(**{name: self.given[name] for name in names})
-        self._lift(*_INFO, of_file=("merge_bias_tensor", "_rows_to_device_indices"))
+        self._lift("SamplingBatchInfo", of_file=("merge_bias_tensor", "_rows_to_device_indices"))
         self.info_type = self.given["SamplingBatchInfo"]
 
-    def _lift(self, path: str, name: str, of_file: tuple[str, ...] = ()) -> LiftedFunction:
-        given = Needed(self.given, frozenset({name, *of_file}))
-        lifted = self.lifter.lift_method(path, name, given)
-        self.given[name] = lifted.value
-        return lifted
+    def _lift(self, name: str, of_file: tuple[str, ...] = ()) -> None:
+        """Give it under the name that it has here. Where no place has it, it is the newest that is not found."""
+        known, lifter = places(name), self.lifter
+        there = (p for p in known if lifter.source.exists(p[0]) and p[1] in lifter.module(p[0]).definitions)
+        path, found = next(there, known[0])
+        given = Needed(self.given, frozenset({found, *of_file}))
+        self.given[name] = lifter.lift_method(path, found, given).value
 
     def info(self, reqs: list[Fields], batch: Fields, vocab_size: int = VOCABULARY) -> Any:
         """`SamplingBatchInfo` of a new batch, as the release makes it when a batch is prefilled."""

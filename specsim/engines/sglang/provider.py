@@ -27,6 +27,7 @@ from specsim.engines.sglang.operations import (
 from specsim.engines.sglang.operations.functions import function_subject
 from specsim.engines.sglang.operations.not_lifted import NOT_LIFTED
 from specsim.engines.sglang.operations.offsets import OFFSETS, offset_subject
+from specsim.engines.sglang.where import Place, files
 from specsim.lifting.call_sites import CallSite, Capture, find_call
 from specsim.lifting.gc_pause import without_collections
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, TextStore
@@ -69,27 +70,25 @@ SHIMS |= {
 _UNWRITTEN = 1_777_777_777
 
 
-def lift_first(
-    lifter: Lifter, names: tuple[str, ...], paths: tuple[str, ...], parameters: tuple[str, ...] = ()
-) -> LiftedFunction:
-    """The first of `names` that one of `paths` defines. Raises DriftError when none does, or its first parameters are
+def lift_first(lifter: Lifter, known: tuple[Place, ...], parameters: tuple[str, ...] = ()) -> LiftedFunction:
+    """What the first of the places defines that has it. Raises DriftError when none does, or its first parameters are
     not `parameters`.
     """
-    for path in filter(lifter.source.exists, paths):
-        for name in names:
-            if name in lifter.module(path).definitions:
-                lifted = lifter.lift(path, name)
-                if lifted.parameters[: len(parameters)] != parameters:
-                    raise _changed(lifted, name)
-                return lifted
+    for path, name in known:
+        if lifter.source.exists(path) and name in lifter.module(path).definitions:
+            lifted = lifter.lift(path, name)
+            if lifted.parameters[: len(parameters)] != parameters:
+                raise _changed(lifted, name)
+            return lifted
+    paths, names = (dict.fromkeys(place[part] for place in known) for part in (0, 1))
     raise DriftError(f"not found: {' or '.join(names)} in {', '.join(paths)}")
 
 
 def lift_kernel(lifter: Lifter, names: KernelNames) -> LiftedFunction:
     """A kernel with parameters that are known. Raises DriftError when there is none."""
-    lifted = lift_first(lifter, names.names, names.paths)
+    lifted = lift_first(lifter, names.places)
     if lifted.parameters not in names.signatures:
-        if any(lifted.parameters in other.signatures for other in KERNELS if other.names == names.names):
+        if any(lifted.parameters in other.signatures for other in KERNELS if other.places == names.places):
             raise DriftError(f"not found: {lifted.where} {lifted.name} has no such form")
         raise _changed(lifted, lifted.name)
     return lifted
@@ -170,7 +169,7 @@ class SglangProvider:
         for offsets in OFFSETS:
             if self._wants(offsets.op):
                 try:
-                    lifted = lift_first(self._lifter, offsets.names, offsets.paths, offsets.parameters)
+                    lifted = lift_first(self._lifter, offsets.places, offsets.parameters)
                     yield offset_subject(offsets, lifted)
                 except DriftError as error:
                     yield NotRun(offsets.what, str(error))
@@ -192,7 +191,8 @@ class SglangProvider:
     def _of_calls_not_lifted(self, kernels: Mapping[str, _Kernel]) -> Iterator[NotRun]:
         lifted = {name for name, (_names, kernel) in kernels.items() if isinstance(kernel, LiftedFunction)}
         for call in NOT_LIFTED:
-            if self._wants(call.op) and call.needs in lifted and any(map(self._lifter.source.exists, call.paths)):
+            is_there = any(map(self._lifter.source.exists, files(call.function)))
+            if is_there and call.needs in lifted and self._wants(call.op):
                 yield NotRun(call.what, call.why)
 
     def _of_functions(self) -> Iterator[Subject | NotRun]:
@@ -235,7 +235,8 @@ class SglangProvider:
 
     def _caller_subject(self, caller: CallerNames, names: KernelNames, kernel: LiftedFunction) -> Subject:
         site, function = self._find_call(caller)
-        callee = lift_first(self._lifter, (site.callee,), caller.host_paths) if caller.host_paths else kernel
+        host = tuple(place for place in caller.host if place[1] == site.callee)
+        callee = lift_first(self._lifter, host) if caller.host else kernel
         run = _CallerRun(caller, site, Capture(callee.value, callee.parameters), _DocumentedLaunch(names, kernel))
         return Subject(
             op=caller.op,
@@ -260,7 +261,7 @@ class SglangProvider:
         tensors = {**sample.tensors, **op.allocate_outputs(sample)}
         environment = caller.environment(sample.sizes, tensors)
         reasons: list[str] = []
-        for function, path in caller.places:
+        for path, function in caller.places:
             if self._lifter.source.exists(path):
                 try:
                     module = self._lifter.module(path)
@@ -268,8 +269,8 @@ class SglangProvider:
                     return site, function.rpartition(".")[2]
                 except DriftError as error:
                     reasons.append(str(error))
-        missing = [f"not found: {' or '.join(dict.fromkeys(path for _function, path in caller.places))}"]
-        raise DriftError(next((r for r in reasons if r.startswith("signature")), [*missing, *reasons][-1]))
+        missing = f"not found: {' or '.join(dict.fromkeys(path for path, _function in caller.places))}"
+        raise DriftError(next((r for r in reasons if r.startswith("signature")), [*reasons, missing][0]))
 
 
 def _without_what_is_found(missing: list[NotRun], found: list[Subject]) -> list[NotRun]:

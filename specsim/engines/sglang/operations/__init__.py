@@ -1,10 +1,9 @@
-"""Where SGLang keeps each operation, under which names, and how it launches it.
+"""How SGLang launches each operation, and what calls it.
 
-One table for all releases and checkouts: an operation is looked for in the files and under the names that it had,
-newest first, and is taken only when its parameters are among those known here; anything else is reported as drift. The
-renames, with the release that made them: fill_new_verified_id -> fill_bonus_tokens (0.5.12), its stride argument
-num_draft_tokens -> accept_stride (0.5.13), assign_draft_cache_locs_page_size_1 -> assign_draft_cache_locs_contiguous
-(0.5.13), accept_length -> accept_lens in the workers (0.5.11); the kernels moved to speculative/triton_ops in 0.5.13.
+One table for all releases and checkouts: an operation is looked for where `specsim.engines.sglang.where` says, and is
+taken only when its parameters are among those known here; anything else is reported as drift. Parameters were renamed
+too: the stride num_draft_tokens of fill_bonus_tokens -> accept_stride (0.5.13), accept_length -> accept_lens in the
+workers (0.5.11).
 """
 
 from specsim.engines.sglang.operations import (

@@ -21,14 +21,7 @@ from specsim.engines.sglang.operations.names import (
     without_overlap,
     words,
 )
-
-_CACHE_LOCS = (
-    "kernels/ops/speculative/cache_locs.py",
-    "srt/speculative/triton_ops/cache_locs.py",
-    "srt/speculative/spec_utils.py",
-)
-# Those that call what the workers without overlap need.
-_WORKERS = ("srt/speculative",)
+from specsim.engines.sglang.where import SPECULATIVE, places
 
 
 def _launch_extend_after_decode(_sizes: Sizes, t: Tensors) -> Launch:
@@ -88,8 +81,7 @@ def _filter(accepted: str, kept: str) -> tuple[str, ...]:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "create_extend_after_decode",
-        ("create_extend_after_decode_spec_info",),
-        _CACHE_LOCS,
+        places("create_extend_after_decode_spec_info"),
         (
             words("accept_tokens seq_lens accept_lens positions bonus_tokens_ptr bs_upper"),
             words("verified_id seq_lens accept_lens positions new_verified_id bs_upper"),
@@ -99,17 +91,15 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "get_target_cache_loc",
-        ("get_target_cache_loc",),
-        _CACHE_LOCS,
+        places("get_target_cache_loc"),
         (_get_target("accept_length"), _get_target("num_accepted_drafts"), _get_target("num_correct_drafts")),
         _launch_target,
         reach=without_overlap,
-        called_from=_WORKERS,
+        called_from=(SPECULATIVE,),
     ),
     KernelNames(
         "filter_finished_cache_loc",
-        ("filter_finished_cache_loc_kernel",),
-        _CACHE_LOCS,
+        places("filter_finished_cache_loc_kernel"),
         (
             _filter("accept_length", "accept_length_filter"),
             _filter("num_accepted_drafts", "num_accepted_drafts_filter"),
@@ -117,38 +107,31 @@ KERNELS: tuple[KernelNames, ...] = (
         ),
         _launch_filter,
         reach=without_overlap,
-        called_from=_WORKERS,
+        called_from=(SPECULATIVE,),
     ),
     KernelNames(
         "align_evict_mask_to_page_size",
-        ("align_evict_mask_to_page_size",),
-        _CACHE_LOCS,
+        places("align_evict_mask_to_page_size"),
         (("seq_lens", "evict_mask", "page_size", "num_draft_tokens", "BLOCK_SIZE"),),
         _launch_align,
         reach=without_overlap,
-        called_from=_WORKERS,
+        called_from=(SPECULATIVE,),
     ),
     KernelNames(
         "gather_rows",
-        ("gather_spec_extras",),
-        (
-            "kernels/ops/speculative/gather_spec_extras.py",
-            "srt/speculative/triton_ops/gather_spec_extras.py",
-        ),
+        places("gather_spec_extras"),
         (("indices", "topk_p_buf", "topk_index_buf", "output_tokens_buf", "hidden_states_buf"),),
         _launch_gather,
     ),
     KernelNames(
         "verify_commit_outputs",
-        ("prepare_verify_commit_outputs",),
-        ("kernels/ops/speculative/eagle.py",),
+        places("prepare_verify_commit_outputs"),
         (_COMMIT,),
         _launch_commit,
     ),
     KernelNames(
         "verify_commit_outputs",
-        ("prepare_verify_commit_outputs",),
-        ("kernels/ops/speculative/eagle.py",),
+        places("prepare_verify_commit_outputs"),
         (_COMMIT,),
         _launch_commit_of_chains,
         variant="chains",
@@ -216,13 +199,11 @@ def _before_freeing(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-_INFO = ("srt/speculative/eagle_info.py",)
-
 CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "verify_commit_outputs",
         "run_eagle_verify",
-        ("srt/speculative/eagle_worker_common.py",),
+        places("run_eagle_verify"),
         ("prepare_verify_commit_outputs",),
         _after_sampling,
         (),
@@ -232,31 +213,29 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "verify_commit_outputs",
         "run_eagle_verify, chains",
-        (),
+        places("run_eagle_verify"),
         ("prepare_verify_commit_outputs",),
         _after_sampling,
         (),
         which=0,
         outputs=lambda returned: returned[:2],
         variant="chains",
-        moved=(("run_eagle_verify", "srt/speculative/eagle_worker_common.py"),),
         accepts=lambda sizes: sizes["topk"] == 1 and sizes["num_draft_tokens"] == sizes["accept_width"],
     ),
     CallerNames(
         "create_extend_after_decode",
         "EagleDraftInput.prepare_extend_after_decode",
-        _INFO,
+        places("prepare_extend_after_decode"),
         ("create_extend_after_decode_spec_info",),
         _before_draft_extend,
         (),
         written=(("positions",), ("bonus_tokens_ptr", "new_verified_id")),
-        moved=(("EagleDraftExtendInput.prepare_extend_after_decode", _INFO[0]),),
         reach=without_overlap,
     ),
     CallerNames(
         "align_evict_mask_to_page_size",
         "EagleVerifyInput.verify",
-        _INFO,
+        places("EagleVerifyInput.verify"),
         ("align_evict_mask_to_page_size",),
         _before_freeing,
         None,
@@ -265,7 +244,7 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "gather_rows",
         "FutureMap._resolve_spec_extras",
-        ("srt/managers/overlap_utils.py",),
+        places("FutureMap._resolve_spec_extras"),
         ("gather_spec_extras",),
         _in_future_map,
         (),

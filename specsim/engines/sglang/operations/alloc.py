@@ -23,18 +23,7 @@ from specsim.engines.sglang.operations.names import (
     words,
 )
 from specsim.engines.sglang.stubs import OFF
-
-_ALLOCATOR = (
-    "kernels/ops/memory/allocator.py",
-    "srt/mem_cache/triton_ops/allocator.py",
-    "srt/mem_cache/allocator.py",
-)
-_COMMON = (
-    "kernels/ops/memory/common.py",
-    "srt/mem_cache/triton_ops/common.py",
-    "srt/mem_cache/common.py",
-)
-
+from specsim.engines.sglang.where import MEM_CACHE, places
 
 _EXTEND = words("pre_lens_ptr seq_lens_ptr last_loc_ptr free_page_ptr out_indices bs_upper page_size")
 _WRITE = words("req_to_token_ptr req_pool_indices prefix_tensors pre_lens seq_lens extend_lens out_cache_loc")
@@ -68,38 +57,34 @@ def _launch_last_loc(_sizes: Sizes, t: Tensors) -> Launch:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "alloc_extend",
-        ("alloc_extend_kernel",),
-        _ALLOCATOR,
+        places("alloc_extend_kernel"),
         (_EXTEND,),
         _launch_extend,
         reach=paged,
     ),
     KernelNames(
         "alloc_decode",
-        ("alloc_decode_kernel",),
-        _ALLOCATOR,
+        places("alloc_decode_kernel"),
         (_EXTEND[1:],),
         _launch_decode,
         reach=paged,
     ),
     KernelNames(
         "write_req_to_token_pool",
-        ("write_req_to_token_pool_triton",),
-        _COMMON,
+        places("write_req_to_token_pool_triton"),
         ((*_WRITE, "req_to_token_ptr_stride"),),
         _launch_write,
         reach=always,
     ),
-    KernelNames("get_last_loc", ("get_last_loc_triton_safe",), _COMMON, (_LAST_LOC,), _launch_last_loc, reach=always),
+    KernelNames("get_last_loc", places("get_last_loc_triton_safe"), (_LAST_LOC,), _launch_last_loc, reach=always),
     KernelNames(
         "get_last_loc",
-        ("get_last_loc_triton",),
-        _COMMON,
+        places("get_last_loc_triton"),
         (_LAST_LOC,),
         _launch_last_loc,
         variant="legacy",
         reach=always,
-        called_from=("srt/mem_cache",),
+        called_from=(MEM_CACHE,),
     ),
 )
 
@@ -147,13 +132,11 @@ def _before_prefill(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-_PAGED = ("srt/mem_cache/allocator/paged.py", "srt/mem_cache/allocator.py")
-
 CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "alloc_extend",
         "PagedTokenToKVPoolAllocator.alloc_extend",
-        _PAGED,
+        places("PagedTokenToKVPoolAllocator.alloc_extend"),
         ("alloc_extend_kernel",),
         _in_allocator,
         ("out_indices",),
@@ -162,7 +145,7 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "alloc_decode",
         "PagedTokenToKVPoolAllocator.alloc_decode",
-        _PAGED,
+        places("PagedTokenToKVPoolAllocator.alloc_decode"),
         ("alloc_decode_kernel",),
         _in_allocator,
         ("out_indices",),
@@ -171,7 +154,7 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "write_req_to_token_pool",
         "write_cache_indices",
-        ("srt/mem_cache/allocation.py", "srt/mem_cache/common.py"),
+        places("write_cache_indices"),
         ("write_req_to_token_pool_triton",),
         _before_prefill,
         None,

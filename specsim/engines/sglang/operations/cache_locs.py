@@ -19,18 +19,7 @@ from specsim.engines.sglang.operations.names import (
     running_batch,
     words,
 )
-
-_CACHE_LOCS = (
-    "kernels/ops/speculative/cache_locs.py",
-    "srt/mem_cache/allocation.py",
-    "srt/speculative/triton_ops/cache_locs.py",
-    "srt/speculative/spec_utils.py",
-    "srt/speculative/eagle_info_v2.py",
-)
-_INPUTS = ("srt/speculative/eagle_info_v2.py",)
-_COMMON = "srt/speculative/eagle_worker_common.py"
-_UTILS = "srt/speculative/eagle_utils.py"
-
+from specsim.engines.sglang.where import places
 
 _RAGGED = words("req_pool_indices req_to_token start_offset end_offset out_cache_loc pool_len bs_upper")
 _UNIFORM = words("req_pool_indices req_to_token start_offset out_cache_loc pool_len draft_token_num")
@@ -64,19 +53,17 @@ def _launch_uniform(_sizes: Sizes, t: Tensors) -> Launch:
 
 
 KERNELS: tuple[KernelNames, ...] = (
-    KernelNames("assign_req_to_token_pool", ("assign_req_to_token_pool",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
+    KernelNames("assign_req_to_token_pool", places("assign_req_to_token_pool"), (_RAGGED,), _launch_ragged),
     KernelNames(
         "assign_draft_cache_locs_contiguous",
-        ("assign_draft_cache_locs_contiguous", "assign_draft_cache_locs_page_size_1"),
-        _CACHE_LOCS,
+        places("assign_draft_cache_locs_contiguous"),
         (_DRAFT_LOCS, _DRAFT_LOCS + _POSITIONS),
         _launch_draft_locs,
     ),
-    KernelNames("assign_extend_cache_locs", ("assign_extend_cache_locs",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
+    KernelNames("assign_extend_cache_locs", places("assign_extend_cache_locs"), (_RAGGED,), _launch_ragged),
     KernelNames(
         "assign_extend_cache_locs",
-        ("assign_extend_cache_locs_uniform",),
-        _CACHE_LOCS,
+        places("assign_extend_cache_locs_uniform"),
         (_UNIFORM, _UNIFORM + _TRANSLATED),
         _launch_uniform,
         variant="uniform",
@@ -161,57 +148,46 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "assign_req_to_token_pool",
         "EagleDraftInputV2Mixin.prepare_for_decode",
-        _INPUTS,
+        places("prepare_for_decode"),
         ("assign_req_to_token_pool_func",),
         _after_allocation,
         None,
-        host_paths=_CACHE_LOCS,
-        moved=(
-            ("eagle_prepare_for_decode", _UTILS),
-            ("alloc_for_spec_decode", "srt/mem_cache/allocation.py"),
-        ),
+        host=places("assign_req_to_token_pool_func"),
     ),
     CallerNames(
         "assign_draft_cache_locs_contiguous",
         "EagleDraftInputV2Mixin.prepare_for_v2_draft",
-        _INPUTS,
+        places("prepare_for_draft"),
         ("assign_draft_cache_locs_contiguous", "assign_draft_cache_locs_page_size_1"),
         _before_draft,
         ("out_cache_loc",),
-        moved=(
-            ("EagleDraftWorkerBase.prepare_for_draft", "srt/speculative/base_spec_worker.py"),
-            ("prepare_for_draft", _COMMON),
-        ),
     ),
     CallerNames(
         "assign_draft_cache_locs_contiguous",
         "EagleDraftInputV2Mixin.prepare_for_v2_draft",
-        (),
+        places("prepare_for_draft"),
         ("assign_draft_cache_locs_contiguous_func",),
         _before_draft,
         ("out_cache_loc",),
-        host_paths=_CACHE_LOCS,
-        moved=(("prepare_for_draft", _COMMON),),
+        host=places("assign_draft_cache_locs_contiguous_func"),
     ),
     CallerNames(
         "assign_extend_cache_locs",
         "EagleVerifyInputV2Mixin.prepare_for_v2_verify",
-        _INPUTS,
+        places("prepare_for_verify"),
         ("assign_extend_cache_locs_func",),
         _before_verify,
         (),
-        host_paths=_CACHE_LOCS,
-        moved=(("eagle_prepare_for_verify", _UTILS),),
+        host=places("assign_extend_cache_locs_func"),
     ),
     CallerNames(
         "assign_extend_cache_locs",
         "EagleVerifyInputV2Mixin.prepare_for_v2_verify",
-        (),
+        places("prepare_for_verify"),
         ("assign_extend_cache_locs_uniform_func",),
         _before_verify,
         (),
-        host_paths=_CACHE_LOCS,
-        moved=(("eagle_prepare_for_verify", _UTILS),),
+        host=places("assign_extend_cache_locs_uniform_func"),
         variant="uniform",
     ),
 )

@@ -9,48 +9,32 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes, WrongResultError
-from specsim.engines.sglang.operations.functions import FunctionNames, Lifted, Place
+from specsim.engines.sglang.operations.functions import FunctionNames, Lifted
 from specsim.engines.sglang.operations.verification import (
     SAMPLE_FOLLOWS,
-    SAMPLE_PLACES,
+    SAMPLE_METHOD,
     TorchWithCoins,
     around_sampling,
     sampling_info,
 )
 from specsim.engines.sglang.stubs import Fields, nothing
+from specsim.engines.sglang.where import Place, files, places
 
 Tensor = torch.Tensor
 
-_COMMON = "srt/speculative/eagle_worker_common.py"
-_WORKER = "srt/speculative/eagle_worker_v2.py"
-_UTILS = "srt/speculative/spec_utils.py"
-_KERNEL_PATHS = (
-    "kernels/ops/speculative/cache_locs.py",
-    "kernels/ops/speculative/eagle.py",
-    "srt/speculative/triton_ops/cache_locs.py",
-    "srt/speculative/triton_ops/eagle.py",
-    "srt/speculative/eagle_info_v2.py",
-)
 _KERNELS = tuple(
-    (name, _KERNEL_PATHS)
-    for name in (
-        "assign_extend_cache_locs",
-        "fill_accept_out_cache_loc",
-        "fill_accepted_out_cache_loc",
-        "fill_bonus_tokens",
-        "fill_new_verified_id",
-    )
+    places(name) for name in ("assign_extend_cache_locs", "fill_accept_out_cache_loc", "fill_bonus_tokens")
 )
 _LAUNCHERS = frozenset({"fill_accept_out_cache_loc_func", "fill_front_out_cache_loc_func", "fill_bonus_tokens_func"})
-_MOVE_METHODS: tuple[Place, ...] = (
-    (_WORKER, "EAGLEWorkerV2.move_accept_tokens_to_target_kvcache"),
-    (_WORKER, "EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache"),
-)
-_METHODS: tuple[Place, ...] = (
-    *_MOVE_METHODS,
-    (_WORKER, "EAGLEWorkerV2._compact_accept_to_front"),
-    (_WORKER, "EAGLEWorkerV2._finalize_accept_tree_path"),
-)
+
+
+def _methods(name: str) -> tuple[Place, ...]:
+    """Where a function was a method of the worker."""
+    return tuple(place for place in places(name) if "." in place[1])
+
+
+_BEFORE = (*_methods("move_accept_tokens_to_target_kvcache"), *_methods("_compact_accept_to_front"))
+_METHODS = (*_BEFORE, *_methods("_finalize_accept_tree_path"))
 _PAGE_SIZE = 4
 _SEQ_LEN = 3  # of the first request; each has one more than the one before it
 
@@ -106,9 +90,9 @@ def _worker(lifted: Lifted, pool: _Pool, rows: Fields, nodes: int, **fields: Any
         token_to_kv_pool_allocator=pool,
         **fields,
     )
-    for place in _METHODS:
-        if place[1] in lifted.given:
-            setattr(worker, place[1].split(".")[1], lifted.bound(place, worker))
+    for _path, method in _METHODS:
+        if method in lifted.given:
+            setattr(worker, method.split(".")[1], lifted.bound(method, worker))
     return worker
 
 
@@ -253,9 +237,8 @@ def _verify_input(lifted: Lifted, candidates: Tensor, links: tuple[Tensor, ...],
         **dict.fromkeys(("retrive_next_sibling", "retrieve_next_sibling"), next_sibling),
         prepare_for_v2_verify=_prepared,
     )
-    _path, sample = SAMPLE_PLACES[1]
-    if sample in lifted.given:
-        verify_input.sample = lifted.bound(SAMPLE_PLACES[1], verify_input)
+    if SAMPLE_METHOD in lifted.given:
+        verify_input.sample = lifted.bound(SAMPLE_METHOD, verify_input)
     return verify_input
 
 
@@ -300,37 +283,33 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "compact_accepted_path",
         "function:_finalize_accept_tree_path",
-        ((_COMMON, "_finalize_accept_tree_path"), (_WORKER, "EAGLEWorkerV2._finalize_accept_tree_path")),
+        places("_finalize_accept_tree_path"),
         (
             (*_FINALIZE_PARAMETERS, "token_to_kv_pool_allocator", "num_draft_tokens"),
             ("self", *_FINALIZE_PARAMETERS),
         ),
         _compact,
         follow=_LAUNCHERS | {"_compact_accept_to_front", "move_accept_tokens_to_target_kvcache"},
-        along=_METHODS[:3],
+        along=_BEFORE,
         kernels=_KERNELS,
         accepts=_is_of_a_release,
     ),
     FunctionNames(
         "fill_accept_out_cache_loc",
         "function:get_src_tgt_cache_loc",
-        (
-            ("kernels/ops/speculative/cache_locs.py", "get_src_tgt_cache_loc"),
-            ("srt/speculative/triton_ops/cache_locs.py", "get_src_tgt_cache_loc"),
-            (_UTILS, "get_src_tgt_cache_loc"),
-        ),
+        places("get_src_tgt_cache_loc"),
         tuple(
             ("seq_lens", "out_cache_loc", "accept_index", name, "draft_token_num", "page_size")
             for name in ("num_correct_drafts", "num_accepted_drafts", "accept_length")
         ),
         _sources,
         accepts=_is_of_a_release,
-        called_from=("srt/speculative/eagle_info.py", "srt/speculative/eagle_worker.py"),
+        called_from=(*files("EagleVerifyInput"), *files("EAGLEWorker")),
     ),
     FunctionNames(
         "verify_logits_greedy",
         "caller:EAGLEWorkerV2.verify, whole",
-        ((_COMMON, "run_eagle_verify"), (_WORKER, "EAGLEWorkerV2.verify")),
+        places("run_eagle_verify"),
         (),
         _verify,
         stubs=_around_verify,
@@ -342,7 +321,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
             "_compact_accept_to_front",
             "move_accept_tokens_to_target_kvcache",
         },
-        along=(*_METHODS, SAMPLE_PLACES[1]),
+        along=(*_METHODS, *places(SAMPLE_METHOD)),
         kernels=_KERNELS,
         role="caller",
         accepts=_is_of_a_release,

@@ -22,12 +22,11 @@ from specsim.contracts.contract import Implementation, Sizes, Tensors
 from specsim.contracts.provider import NotCalledError, Reach, Subject
 from specsim.contracts.registry import OPS
 from specsim.engines.sglang.stubs import Fields, Needed, SilentLogger, UnknownNameError, nothing
+from specsim.engines.sglang.where import Place
 from specsim.errors import described
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
 
 _REHEARSALS = 6
-
-Place = tuple[str, str]  # file, and name in it: a function or "Class.method"
 
 
 class Lifted(NamedTuple):
@@ -37,9 +36,9 @@ class Lifted(NamedTuple):
     given: dict[str, Any]
     name: str = ""
 
-    def bound(self, place: Place, owner: Any) -> Any:
-        """A method that was lifted along, bound to `owner`."""
-        return partial(self.given[place[1]], owner)
+    def bound(self, method: str, owner: Any) -> Any:
+        """A "Class.method" that was lifted along, bound to `owner`."""
+        return partial(self.given[method], owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,8 @@ class FunctionNames:
     `follow`     names that are looked for in the release's own source, and lifted with it
     `along`      methods and functions that are lifted with it, by place; `given` has methods under their dotted names,
                  and functions, which it then calls, as a Recorder
-    `kernels`    names and files of Triton kernels, or of host functions that launch them, that it calls; those that a
-                 release does not have are skipped
+    `kernels`    places of each Triton kernel, or host function that launches one, that it calls; those that a release
+                 does not have are skipped
     `reads`      attributes that the function reads; one that does not has not got what is tested
     `role`       "caller" when it is an engine's own call, and not the operation itself
     `accepts`    sizes that the function is for
@@ -73,7 +72,7 @@ class FunctionNames:
     of_release: Callable[[Lifter], dict[str, Any]] = lambda _lifter: {}
     follow: frozenset[str] = frozenset()
     along: tuple[Place, ...] = ()
-    kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    kernels: tuple[tuple[Place, ...], ...] = ()
     reads: frozenset[str] = frozenset()
     role: str = "kernel"
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
@@ -154,7 +153,7 @@ def _lift(lifter: Lifter, names: FunctionNames) -> tuple[LiftedFunction, Lifted]
         except DriftError:
             continue
         given = {**_EVERYWHERE, **names.stubs(), **names.of_release(lifter), **_kernels(lifter, names)}
-        for along in names.along:
+        for along in reversed(names.along):  # where there are several of a name, the newest place has the last word
             if lifter.source.exists(along[0]):
                 try:
                     value = lifter.lift_method(*along, Needed(given, names.follow | {along[1]})).value
@@ -185,8 +184,8 @@ def _is_called(lifter: Lifter, names: FunctionNames, found: LiftedFunction) -> b
 
 def _kernels(lifter: Lifter, names: FunctionNames) -> dict[str, Any]:
     found = {}
-    for name, paths in names.kernels:
-        for path in paths:
+    for places in names.kernels:
+        for path, name in places:
             if lifter.source.exists(path) and name in lifter.module(path).definitions:
                 found[name] = _Launched(lifter.lift(path, name).value)
                 break
@@ -271,7 +270,6 @@ __all__ = [
     "Fields",
     "FunctionNames",
     "Lifted",
-    "Place",
     "TorchWithHigherTies",
     "TorchWithoutTies",
     "fast_topk",

@@ -22,22 +22,7 @@ from specsim.engines.sglang.operations.names import (
     without_overlap,
     words,
 )
-
-CACHE_LOCS = (
-    "kernels/ops/speculative/cache_locs.py",
-    "srt/speculative/triton_ops/cache_locs.py",
-    "srt/speculative/spec_utils.py",
-)
-_MOVE = (
-    "kernels/ops/kvcache/cache_move.py",
-    "srt/mem_cache/triton_ops/cache_move.py",
-    "srt/mem_cache/memory_pool.py",
-)
-_EAGLE = (
-    "kernels/ops/speculative/eagle.py",
-    "srt/speculative/triton_ops/eagle.py",
-    "srt/speculative/eagle_info_v2.py",
-)
+from specsim.engines.sglang.where import SPECULATIVE, places
 
 # As the attention backends launch it. The first axis of the grid is the step; a kernel that has NUM_STEPS runs the
 # historical form where it is 0.
@@ -157,16 +142,14 @@ def _launch_move(_sizes: Sizes, t: Tensors) -> Launch | None:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "generate_draft_decode_kv_indices",
-        ("generate_draft_decode_kv_indices",),
-        CACHE_LOCS,
+        places("generate_draft_decode_kv_indices"),
         _FORMS,
         _launch_kv_indices,
         cost=10,
     ),
     KernelNames(
         "generate_draft_decode_kv_indices",
-        ("generate_draft_decode_kv_indices",),
-        CACHE_LOCS,
+        places("generate_draft_decode_kv_indices"),
         _FORMS[1:],
         partial(_launch_kv_indices, by_blocks=True),
         variant="blocks",
@@ -174,16 +157,14 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "draft_cache_locs_paged",
-        ("assign_draft_cache_locs",),
-        ("srt/speculative/spec_utils.py",),
+        places("assign_draft_cache_locs"),
         (_PAGED,),
         _launch_some_unaligned,
         reach=without_overlap,
     ),
     KernelNames(
         "draft_cache_locs_paged",
-        ("assign_draft_cache_locs",),
-        ("srt/speculative/spec_utils.py",),
+        places("assign_draft_cache_locs"),
         (_PAGED,),
         _launch_all_aligned,
         variant="whole-pages",
@@ -192,8 +173,7 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "fill_accept_out_cache_loc",
-        ("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"),
-        _EAGLE,
+        places("fill_accept_out_cache_loc"),
         (
             ("accept_index", "out_cache_loc", "accept_out_cache_loc", "size_upper"),
             ("accept_index", "out_cache_loc", "accepted_out_cache_loc", "size_upper"),
@@ -202,8 +182,7 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "move_kv",
-        ("copy_all_layer_kv_cache_tiled",),
-        _MOVE,
+        places("copy_all_layer_kv_cache_tiled"),
         (words("data_ptrs strides tgt_loc_ptr src_loc_ptr num_locs num_locs_upper BYTES_PER_TILE"),),
         _launch_move,
         accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
@@ -291,61 +270,51 @@ def _in_pool(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
 
 
 MOVE = "move_accept_tokens_to_target_kvcache"
-_MOVES = (
-    (MOVE, "srt/speculative/spec_utils.py"),
-    (f"EAGLEWorkerV2.{MOVE}", "srt/speculative/eagle_worker_v2.py"),
-    ("EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache", "srt/speculative/eagle_worker_v2.py"),
-)
 
 CALLERS: tuple[CallerNames, ...] = (
     *(
         CallerNames(
             "fill_accept_out_cache_loc",
             function,
-            (),
+            places(MOVE),
             callees,
             _after_verify,
             ("accept_out_cache_loc", "accepted_out_cache_loc"),
-            host_paths=host_paths,
-            moved=_MOVES,
+            host=host,
             accepts=accepts,
             other_length=True,
             cost=cost,
-            called_from=("srt/speculative",),
+            called_from=(SPECULATIVE,),
         )
         for function, accepts, cost in (
             (MOVE, lambda sizes: sizes["num_draft_tokens"] >= sizes["accept_width"], 3),
             (f"{MOVE}:small-trees", lambda sizes: sizes["num_draft_tokens"] < sizes["accept_width"], 1),
         )
-        for callees, host_paths in (
+        for callees, host in (
             (("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"), ()),
-            (("fill_accept_out_cache_loc_func",), _EAGLE),
+            (("fill_accept_out_cache_loc_func",), places("fill_accept_out_cache_loc_func")),
         )
     ),
     *(
         CallerNames(
             "move_kv",
             "MHATokenToKVPool.move_kv_cache",
-            (),
+            places("MHATokenToKVPool.move_kv_cache"),
             callees,
             _in_pool,
             None,
-            host_paths=host_paths,
-            moved=tuple(
-                (f"MHATokenToKVPool.{name}", "srt/mem_cache/memory_pool.py")
-                for name in ("_move_kv_cache_impl", "move_kv_cache")
-            ),
+            host=host,
             accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
         )
-        for callees, host_paths in (
+        for callees, host in (
             (("copy_all_layer_kv_cache_tiled",), ()),
-            (("copy_all_layer_kv_cache_func",), _MOVE),
+            (("copy_all_layer_kv_cache_func",), places("copy_all_layer_kv_cache_func")),
         )
     ),
     CallerNames(
         "generate_draft_decode_kv_indices",
         "TritonMultiStepDraftBackend.common_template",
-        ("srt/layers/attention/triton_backend.py",),
+        places("TritonMultiStepDraftBackend.common_template"),
         ("generate_draft_decode_kv_indices",),
         _for_branches,
         None,

@@ -26,13 +26,12 @@ from specsim.engines.sglang.operations.verification import (
 )
 from specsim.engines.sglang.penalties import RELAXED, ReleasePenalizers, sampling_request
 from specsim.engines.sglang.stubs import Fields
+from specsim.engines.sglang.where import places
 from specsim.lifting.lift import Lifter
 
 NAN_HIGHEST = 0  # of row_argmax's nan_policy
 Tensor = torch.Tensor
 
-_BATCH_INFO = "srt/sampling/sampling_batch_info.py"
-_ORCHESTRATOR = "srt/sampling/penaltylib/orchestrator.py"
 _SAMPLE = "caller:eagle_sample"
 
 
@@ -248,11 +247,9 @@ def _launch_top_p(_sizes: Sizes, t: Tensors) -> Launch:
     return host_call(probs, top_p, returned=lambda kept: t["renorm_probs"].copy_(as_fewest(probs, top_p, kept)))
 
 
-_RENORM = ("kernels/ops/sampling/renorm_triton.py",)
-
 KERNELS: tuple[KernelNames, ...] = (
-    KernelNames("top_k_renorm_probs", ("top_k_renorm_probs_triton",), _RENORM, (("probs", "top_k"),), _launch_top_k),
-    KernelNames("top_p_renorm_probs", ("top_p_renorm_probs_triton",), _RENORM, (("probs", "top_p"),), _launch_top_p),
+    KernelNames("top_k_renorm_probs", places("top_k_renorm_probs_triton"), (("probs", "top_k"),), _launch_top_k),
+    KernelNames("top_p_renorm_probs", places("top_p_renorm_probs_triton"), (("probs", "top_p"),), _launch_top_p),
 )
 
 
@@ -280,7 +277,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "apply_penalties",
         "function:SamplingBatchInfo.apply_logits_bias",
-        ((_BATCH_INFO, "SamplingBatchInfo.apply_logits_bias"),),
+        places("SamplingBatchInfo.apply_logits_bias"),
         (("self", "logits"),),
         _apply_logits_bias,
         of_release=_release,
@@ -291,7 +288,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "apply_penalties",
         "function:BatchedPenalizerOrchestrator.apply",
-        ((_ORCHESTRATOR, "BatchedPenalizerOrchestrator.apply"),),
+        places("BatchedPenalizerOrchestrator.apply"),
         (("self", "logits", "repeat"),),
         _apply_repeated,
         of_release=_release,
@@ -302,7 +299,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "accumulate_penalties",
         "function:BatchedPenalizerOrchestrator.cumulate_output_tokens",
-        ((_ORCHESTRATOR, "BatchedPenalizerOrchestrator.cumulate_output_tokens"),),
+        places("BatchedPenalizerOrchestrator.cumulate_output_tokens"),
         (("self", "output_ids"),),
         _cumulate,
         of_release=_release,
@@ -343,7 +340,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "min_p_renorm_probs",
         "function:top_k_top_p_min_p_sampling_from_probs_torch",
-        (("srt/layers/sampler.py", "top_k_top_p_min_p_sampling_from_probs_torch"),),
+        places("top_k_top_p_min_p_sampling_from_probs_torch"),
         (
             (*_SAMPLER_PARAMETERS, "return_filtered_probs", "max_top_k"),
             (*_SAMPLER_PARAMETERS, "return_filtered_probs"),

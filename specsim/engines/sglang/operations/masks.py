@@ -6,8 +6,7 @@ import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.engines.sglang.operations.names import CallerNames, KernelNames, Launch, by_option, host_call, words
-
-BITMASK_PATHS = ("kernels/ops/grammar/bitmask_ops.py", "srt/constrained/triton_ops/bitmask_ops.py")
+from specsim.engines.sglang.where import places
 
 
 def _launch_bitmask(_sizes: Sizes, t: Tensors) -> Launch:
@@ -30,16 +29,14 @@ def _launch_pack(_sizes: Sizes, t: Tensors) -> Launch:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "apply_token_bitmask",
-        ("apply_token_bitmask_inplace_triton",),
-        BITMASK_PATHS,
+        places("apply_token_bitmask_inplace_triton"),
         (("logits", "bitmask", "indices"),),
         _launch_bitmask,
         reach=by_option,
     ),
     KernelNames(
         "pack_tree_mask",
-        ("pack_verify_mask_into",),
-        ("kernels/ops/speculative/pack_verify_mask.py",),
+        places("pack_verify_mask_into"),
         (words("mask kv_indptr packed_indptr output batch_size query_width max_kv_len"),),
         _launch_pack,
     ),

@@ -19,13 +19,7 @@ from specsim.engines.sglang.operations.names import (
     running_batch,
     words,
 )
-
-_MULTI_LAYER = (
-    "kernels/ops/speculative/multi_layer_eagle.py",
-    "srt/speculative/triton_ops/multi_layer_eagle.py",
-    "srt/speculative/multi_layer_eagle_utils.py",
-)
-
+from specsim.engines.sglang.where import places
 
 _STATE = "input_ids positions hidden_states out_cache_loc extend_seq_lens extend_start_loc"
 _OLD_STATE = " ".join(f"old_{name}" for name in words(_STATE))
@@ -66,16 +60,14 @@ def _launch_widened(sizes: Sizes, t: Tensors) -> Launch:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "rotate_input_ids",
-        ("rotate_input_ids", "rotate_input_ids_triton"),
-        _MULTI_LAYER,
+        places("rotate_input_ids"),
         (words(_ROTATE),),
         _launch_rotate,
         reach=by_option,
     ),
     KernelNames(
         "assign_hidden_states_pool",
-        ("assign_hidden_states_pool_triton",),
-        _MULTI_LAYER,
+        places("assign_hidden_states_pool_triton"),
         (
             words(
                 "hidden_states req_pool_indices req_to_hidden_states_pool pool_size num_seqs extend_seq_lens "
@@ -87,8 +79,7 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "assign_new_state",
-        ("assign_new_state_triton",),
-        _MULTI_LAYER,
+        places("assign_new_state_triton"),
         (words(f"next_token_ids {_OLD_STATE} {_STATE} seq_lens padding_lens num_seqs step {_POOLS}"),),
         _launch_new_state,
         # The graphs that it runs in have windows of one width.
@@ -100,16 +91,14 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "stash_append_boundary_state",
-        ("stash_append_boundary_state_triton",),
-        _MULTI_LAYER,
+        places("stash_append_boundary_state_triton"),
         (words(f"{_STASH} set_valid"),),
         _launch_stash,
         reach=by_option,
     ),
     KernelNames(
         "fill_widened_draft_extend_inputs",
-        ("fill_widened_draft_extend_inputs_triton",),
-        _MULTI_LAYER,
+        places("fill_widened_draft_extend_inputs_triton"),
         (words(f"{_WIDENED} draft_token_num"),),
         _launch_widened,
         reach=by_option,
@@ -193,24 +182,21 @@ def _updating(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-_WORKER = ("srt/speculative/multi_layer_eagle_worker_v2.py",)
-_DRAFT = "MultiLayerEagleDraftWorker"
-
 CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "rotate_input_ids",
-        f"{_DRAFT}._draft_extend_for_prefill",
-        _WORKER,
+        "MultiLayerEagleDraftWorker._draft_extend_for_prefill",
+        places("MultiLayerEagleDraftWorker._draft_extend_for_prefill"),
         ("rotate_input_ids", "rotate_input_ids_triton"),
         _after_prefill,
         None,
-        host_paths=_MULTI_LAYER,
+        host=places("rotate_input_ids"),
         reach=by_option,
     ),
     CallerNames(
         "stash_append_boundary_state",
-        f"{_DRAFT}._seed_boundary_kv_stash",
-        _WORKER,
+        "MultiLayerEagleDraftWorker._seed_boundary_kv_stash",
+        places("MultiLayerEagleDraftWorker._seed_boundary_kv_stash"),
         ("stash_append_boundary_state_triton",),
         _seeding,
         None,
@@ -219,19 +205,18 @@ CALLERS: tuple[CallerNames, ...] = (
     ),
     CallerNames(
         "stash_append_boundary_state",
-        f"{_DRAFT}._fill_boundary_kv_front_and_update_stash, updating",
-        (),
+        "MultiLayerEagleDraftWorker._fill_boundary_kv_front_and_update_stash, updating",
+        places("MultiLayerEagleDraftWorker._fill_boundary_kv_front_and_update_stash"),
         ("stash_append_boundary_state_triton",),
         _updating,
         None,
         accepts=lambda sizes: sizes["set_valid"] == 0,
-        moved=((f"{_DRAFT}._fill_boundary_kv_front_and_update_stash", _WORKER[0]),),
         reach=by_option,
     ),
     CallerNames(
         "fill_widened_draft_extend_inputs",
         "MultiLayerEagleDraftWorker._fill_boundary_kv_front_and_update_stash",
-        ("srt/speculative/multi_layer_eagle_worker_v2.py",),
+        places("MultiLayerEagleDraftWorker._fill_boundary_kv_front_and_update_stash"),
         ("fill_widened_draft_extend_inputs_triton",),
         _after_verify,
         None,

@@ -16,6 +16,7 @@ import torch
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Reach
 from specsim.engines.sglang.guards import Guards
+from specsim.engines.sglang.where import Place
 
 
 def overlap_worker(guards: Guards, sizes: Sizes) -> Reach:
@@ -94,6 +95,7 @@ class KernelNames:
     """A kernel, or a host function that launches it: `launch(sizes, tensors)` is how its documentation says to run it
     on a case, None where nothing is launched. Raises NotCalledError where it is for other cases.
 
+    `places`   where releases have it, newest first
     `variant`  distinguishes it from another kernel of the same operation, "" for the first one
     `accepts`  the sizes that it is made for; it is not tested on others
     `cost`     how many times as long a case takes in Triton's interpreter as one of a small kernel; it is tested on as
@@ -105,8 +107,7 @@ class KernelNames:
     """
 
     op: str
-    names: tuple[str, ...]
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
     signatures: tuple[tuple[str, ...], ...]
     launch: Callable[[Sizes, Tensors], Launch | None]
     variant: str = ""
@@ -127,13 +128,13 @@ class CallerNames:
     """A place in the engine that calls an operation.
 
     `function`     "Class.method" or function, under the first name that it had, which is what it is called here
+    `places`       where the call stands in each release, newest first
     `callees`      the names under which it is called there: the kernel's, or those of a host function that launches it
-    `host_paths`   files of the host function, () when the kernel itself is launched
+    `host`         places of the host function, () when the kernel itself is launched
     `environment`  stubs of the caller's surroundings, made from a case
     `result`       names of the callee's parameter that receives the result; () when the call returns it; None when it
                    is written into the case's own in-out tensor
     `accepts`      the configurations that the caller's class accepts; it is not tested on others
-    `moved`        other (function, path) where it stands in other releases
     `other_length` the buffer that receives the result has a length of its own: what is beyond the contract's is not
                    looked at, what it lacks was never written
     `variant`      of the kernel that it calls
@@ -145,13 +146,12 @@ class CallerNames:
 
     op: str
     function: str
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
     callees: tuple[str, ...]
     environment: Callable[[Sizes, Tensors], dict[str, Any]]
     result: tuple[str, ...] | None
-    host_paths: tuple[str, ...] = ()
+    host: tuple[Place, ...] = ()
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
-    moved: tuple[tuple[str, str], ...] = ()
     other_length: bool = False
     variant: str = ""
     which: int | None = None
@@ -160,11 +160,6 @@ class CallerNames:
     cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
-
-    @property
-    def places(self) -> tuple[tuple[str, str], ...]:
-        """(function, path) of everywhere that the call may stand."""
-        return (*((self.function, path) for path in self.paths), *self.moved)
 
     @property
     def needs(self) -> str:

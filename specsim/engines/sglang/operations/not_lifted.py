@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 
 class NotLifted(NamedTuple):
-    """A call of the operation in `function` of one of `paths`, whose kernel is the subject `needs`."""
+    """A call of the operation in `function`, see `where`, whose kernel is the subject `needs`."""
 
     op: str
     function: str
-    paths: tuple[str, ...]
     needs: str
     why: str
 
@@ -22,66 +21,56 @@ class NotLifted(NamedTuple):
 
 _WRONG = "its kernel is itself wrong in every release that has it"
 _DISPATCHED = "it passes its own arguments on to the kernel's host function, which is the documented launch"
-_VERIFY = ("EagleVerifyInput.verify", ("srt/speculative/eagle_info.py",))
-_MULTI_LAYER = "srt/speculative/multi_layer_eagle_"
 
 NOT_LIFTED: tuple[NotLifted, ...] = (
     NotLifted(
         "assign_hidden_states_pool",
         "MultiLayerEagleDraftWorker._draft_extend_for_prefill",
-        (f"{_MULTI_LAYER}worker_v2.py",),
         "kernel:assign_hidden_states_pool",
         _WRONG,
     ),
     NotLifted(
         "assign_new_state",
         "MultiLayerEagleDraftExtendCudaGraphRunner.capture_one_batch_size",
-        (f"{_MULTI_LAYER}draft_extend_cuda_graph_runner.py",),
         "kernel:assign_new_state",
         _WRONG,
     ),
-    NotLifted("get_target_cache_loc", *_VERIFY, "kernel:get_target_cache_loc", _WRONG),
-    NotLifted("filter_finished_cache_loc", *_VERIFY, "kernel:filter_finished_cache_loc", _WRONG),
+    NotLifted("get_target_cache_loc", "EagleVerifyInput.verify", "kernel:get_target_cache_loc", _WRONG),
+    NotLifted("filter_finished_cache_loc", "EagleVerifyInput.verify", "kernel:filter_finished_cache_loc", _WRONG),
     NotLifted(
         "draft_cache_locs_paged",
         "EAGLEWorker._draft_preprocess_decode",
-        ("srt/speculative/eagle_worker.py",),
         "kernel:draft_cache_locs_paged",
         _WRONG,
     ),
-    NotLifted("row_argmax", "fast_sample", ("srt/speculative/spec_utils.py",), "kernel:row_argmax", _WRONG),
+    NotLifted("row_argmax", "fast_sample", "kernel:row_argmax", _WRONG),
     NotLifted(
         "rotate_input_ids",
         "MultiLayerEagleDraftWorker._draft_extend_for_decode",
-        (f"{_MULTI_LAYER}worker_v2.py",),
         "kernel:rotate_input_ids",
         "it is in the loop over the layers, between their forward passes, which a slice does not follow",
     ),
     NotLifted(
         "get_last_loc",
         "get_last_loc",
-        ("srt/mem_cache/allocation.py", "srt/mem_cache/common.py"),
         "kernel:get_last_loc",
         f"it chooses among functions by the attention backend, and {_DISPATCHED}",
     ),
     NotLifted(
         "apply_token_bitmask",
         "XGrammarGrammar.apply_vocab_mask",
-        ("srt/constrained/xgrammar_backend.py",),
         "kernel:apply_token_bitmask",
         f"it looks which device the logits are on, and {_DISPATCHED}",
     ),
     NotLifted(
         "pack_tree_mask",
         "fast_prefill_plan",
-        ("srt/layers/attention/flashinfer_backend.py",),
         "kernel:pack_tree_mask",
         "its lengths come from the buffers of a FlashInfer wrapper, which is not there",
     ),
     NotLifted(
         "reconstruct_tree",
         "reconstruct_indices_from_tree_mask_func",
-        ("kernels/ops/speculative/reconstruct_tree.py",),
         "kernel:reconstruct_tree",
         _DISPATCHED,
     ),
@@ -89,7 +78,6 @@ NOT_LIFTED: tuple[NotLifted, ...] = (
         NotLifted(
             op,
             function,
-            ("kernels/ops/speculative/spec_tree.py",),
             f"kernel:{op}:triton",
             f"for an XPU {_DISPATCHED}",
         )
@@ -101,7 +89,6 @@ NOT_LIFTED: tuple[NotLifted, ...] = (
     NotLifted(
         "temperature_softmax",
         "softmax",
-        ("kernels/ops/sampling/__init__.py",),
         "kernel:temperature_softmax:split",
         f"for HIP alone {_DISPATCHED}",
     ),

@@ -14,7 +14,7 @@ import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import NotCalledError, Subject
-from specsim.engines.sglang.operations import kv, masks
+from specsim.engines.sglang.where import Place, places
 from specsim.lifting.lift import LiftedFunction
 
 VOCAB_SIZE = 151_936
@@ -26,14 +26,13 @@ COST = 100  # a kernel has one such launch
 class OffsetNames:
     """A compiled kernel at sizes of which only the strides are made.
 
-    `names`       under which it was known, and `paths` where it was
+    `places`      where releases have it, newest first
     `parameters`  its first ones, as `launch(kernel)` passes them
     `at`          the sizes
     """
 
     op: str
-    names: tuple[str, ...]
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
     parameters: tuple[str, ...]
     launch: Callable[[Any], None]
     at: str
@@ -113,8 +112,7 @@ _CHAIN_PARAMETERS = (
 OFFSETS: tuple[OffsetNames, ...] = (
     OffsetNames(
         "apply_token_bitmask",
-        ("apply_token_bitmask_inplace_kernel",),
-        masks.BITMASK_PATHS,
+        places("apply_token_bitmask_inplace_kernel"),
         (
             *("logits_ptr", "bitmask_ptr", "indices_ptr", "num_rows", "vocab_size", "logits_strides"),
             *("bitmask_strides", "NUM_SMS", "BLOCK_SIZE"),
@@ -124,24 +122,21 @@ OFFSETS: tuple[OffsetNames, ...] = (
     ),
     OffsetNames(
         "generate_draft_decode_kv_indices",
-        ("generate_draft_decode_kv_indices",),
-        kv.CACHE_LOCS,
+        places("generate_draft_decode_kv_indices"),
         (),
         _kv_indices,
         "256 requests with 8 branches of 131,072 tokens, and 9 steps",
     ),
     OffsetNames(
         "row_argmax",
-        ("_medium_argmax_partial_kernel",),
-        ("kernels/ops/speculative/row_argmax.py",),
+        places("_medium_argmax_partial_kernel"),
         ("X", "PV", "PI", "N", "SX", "SPLITS", "BLOCK"),
         _argmax,
         f"{ROWS:,} rows of {VOCAB_SIZE:,} logits",
     ),
     OffsetNames(
         "verify_chain_rejection",
-        ("speculative_sampling_classic_kernel",),
-        ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py"),
+        places("speculative_sampling_classic_kernel"),
         _CHAIN_PARAMETERS,
         _chain,
         f"1,024 requests of 16 rows of {VOCAB_SIZE:,} probabilities",

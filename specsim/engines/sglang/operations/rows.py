@@ -19,14 +19,14 @@ from specsim.engines.sglang.operations.names import (
     named,
     words,
 )
+from specsim.engines.sglang.where import places
 
-_REJECTION = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
 _CHAIN = words(
     "predicts accept_index accept_token_num candidates retrive_index retrive_next_token retrive_next_sibling "
     "uniform_samples uniform_samples_for_final_sampling target_probs draft_probs threshold_single threshold_acc "
     "deterministic"
 )
-_BLOCK = (*_CHAIN, "block_verification")
+BLOCK_PARAMETERS = (*_CHAIN, "block_verification")
 _CHAIN_STRIDED = frozenset({"candidates", "uniform_samples", "target_probs", "draft_probs"})
 
 
@@ -63,9 +63,8 @@ def _launch_temperature_softmax(_sizes: Sizes, t: Tensors) -> Launch:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "verify_chain_rejection",
-        ("chain_speculative_sampling_triton",),
-        _REJECTION,
-        (_CHAIN, _BLOCK),
+        places("chain_speculative_sampling_triton"),
+        (_CHAIN, BLOCK_PARAMETERS),
         _launch_chain,
         cost=5,
         accepts=_has_every_draft,
@@ -74,9 +73,8 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "verify_chain_block",
-        ("chain_speculative_sampling_triton",),
-        _REJECTION,
-        (_BLOCK,),
+        places("chain_speculative_sampling_triton"),
+        (BLOCK_PARAMETERS,),
         partial(_launch_chain, block_verification=True),
         cost=5,
         accepts=_has_every_draft,
@@ -85,8 +83,7 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "row_argmax",
-        ("row_argmax",),
-        ("kernels/ops/speculative/row_argmax.py",),
+        places("row_argmax"),
         (("x",),),
         _launch_argmax,
         # 65 programs a row: few rows are enough, and the form for more than 64 of them is not tested.
@@ -97,8 +94,7 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "temperature_softmax",
-        ("wide_row_softmax_triton",),
-        ("kernels/ops/speculative/multi_layer_eagle.py",),
+        places("wide_row_softmax_triton"),
         (("logits", "temperatures", "out"),),
         _launch_wide_softmax,
         variant="wide-rows",
@@ -108,8 +104,7 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "temperature_softmax",
-        ("temperature_softmax",),
-        ("kernels/ops/sampling/temperature_softmax.py",),
+        places("temperature_softmax"),
         (("logits", "temperatures"),),
         _launch_temperature_softmax,
         variant="split",
@@ -134,7 +129,7 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "temperature_softmax",
         "MultiLayerEagleDraftExtendCudaGraphRunner._sample_draft_proposal",
-        ("srt/speculative/multi_layer_eagle_draft_extend_cuda_graph_runner.py",),
+        places("MultiLayerEagleDraftExtendCudaGraphRunner._sample_draft_proposal"),
         ("wide_row_softmax_triton",),
         _in_graph,
         ("out",),

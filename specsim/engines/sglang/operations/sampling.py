@@ -11,6 +11,7 @@ from specsim.contracts.contract import Sizes, WrongResultError
 from specsim.engines.sglang.operations.functions import FunctionNames, Lifted
 from specsim.engines.sglang.operations.verification import (
     SAMPLE_FOLLOWS,
+    SAMPLE_FUNCTION,
     SAMPLE_PLACES,
     SAMPLE_SIGNATURES,
     TOP_K_ALL,
@@ -18,12 +19,12 @@ from specsim.engines.sglang.operations.verification import (
     sample,
     sampling_info,
 )
+from specsim.engines.sglang.where import places
 
 Tensor = torch.Tensor
 _Verified = tuple[Tensor, Tensor, Tensor]
 
-_CHAIN_PATHS = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
-_CHAIN_SAMPLER = "chain_speculative_sampling_triton"
+_CHAIN_SAMPLER = places("chain_speculative_sampling_triton")
 
 
 def _temperatures(bs: int) -> Tensor:
@@ -127,12 +128,12 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "verify_chain_rejection",
         f"{_SAMPLE}, chain",
-        SAMPLE_PLACES[:1],
+        SAMPLE_FUNCTION,
         SAMPLE_SIGNATURES[:4],
         _chain_in_sample,
         stubs=around_samplers,
         follow=SAMPLE_FOLLOWS,
-        kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
+        kernels=(_CHAIN_SAMPLER,),
         role="caller",
         accepts=_is_small,
         by_option=True,
@@ -140,12 +141,12 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "verify_chain_block",
         f"{_SAMPLE}, block",
-        SAMPLE_PLACES[:1],
+        SAMPLE_FUNCTION,
         SAMPLE_SIGNATURES[:4],
         partial(_chain_in_sample, block=True),
         stubs=around_samplers,
         follow=SAMPLE_FOLLOWS,
-        kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
+        kernels=(_CHAIN_SAMPLER,),
         reads=frozenset({"speculative_use_block_verification"}),
         role="caller",
         accepts=_is_small,

@@ -18,11 +18,8 @@ from specsim.engines.sglang.operations.functions import (
     fast_topk,
 )
 from specsim.engines.sglang.stubs import OFF, nothing
+from specsim.engines.sglang.where import places
 
-_UTILS = "srt/speculative/spec_utils.py"
-_EAGLE_UTILS = "srt/speculative/eagle_utils.py"
-_WORKER = "srt/speculative/eagle_worker_v2.py"
-_BASE_WORKER = "srt/speculative/base_spec_worker.py"
 _FULL_MASK, _PACKED = 0, 2  # of TreeMaskMode: FULL_MASK and QLEN_ONLY_BITPACKING
 
 Tensor = torch.Tensor
@@ -273,9 +270,9 @@ def _draft_forward(
         server_args=Fields(max_running_requests=_RUNNING_REQUESTS_MAX),
         device=topk_index.device,
     )
-    for place in _CHAIN_BUFFERS:
-        if place[1] in lifted.given:
-            lifted.bound(place, worker)()
+    for _path, method in _CHAIN_BUFFERS:
+        if method in lifted.given:
+            lifted.bound(method, worker)()
             break
     batch = Fields(
         forward_mode=Fields(is_idle=lambda: False),
@@ -341,17 +338,14 @@ _BUILD_SIGNATURES = (
     ("verified_id", *_BUILD_PARAMETERS, "position_buf"),
 )
 _BUILD = "function:build_tree_kernel_efficient"
-_DRAFT_FORWARD = ((_WORKER, "EagleDraftWorker.draft_forward"),)
-_CHAIN_BUFFERS = (
-    (_WORKER, "EagleDraftWorker._rebuild_topk1_chain_buffers"),
-    (_BASE_WORKER, "EagleDraftWorkerBase._rebuild_topk1_chain_buffers"),
-)
+_DRAFT_FORWARD = places("EagleDraftWorker.draft_forward")
+_CHAIN_BUFFERS = places("_rebuild_topk1_chain_buffers")
 
 FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "select_top_k",
         "function:select_top_k_tokens",
-        ((_UTILS, "select_top_k_tokens"),),
+        places("select_top_k_tokens"),
         _SELECT_PARAMETERS,
         _select,
         follow=frozenset({"_select_top_k_tokens_first", "_select_top_k_tokens_later"}),
@@ -370,7 +364,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
                 "per_step_draft_out_cache_loc",
             }
         ),
-        along=((_UTILS, "select_top_k_tokens"),),
+        along=places("select_top_k_tokens"),
         role="caller",
         # With one candidate a step the worker takes the argmax, and the first step is none of these cases.
         accepts=lambda sizes: sizes["topk"] > 1 and sizes["step"] == 1,
@@ -378,14 +372,14 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "organize_draft_results",
         "function:organize_draft_results",
-        ((_EAGLE_UTILS, "organize_draft_results"),),
+        places("organize_draft_results"),
         (("score_list", "token_list", "parents_list", "num_draft_token"),),
         _organize,
     ),
     FunctionNames(
         "organize_draft_results",
         "function:organize_draft_results, ties",
-        ((_EAGLE_UTILS, "organize_draft_results"),),
+        places("organize_draft_results"),
         (("score_list", "token_list", "parents_list", "num_draft_token"),),
         _organize_any_ties,
         stubs=lambda: {"torch": TorchWithHigherTies()},
@@ -407,7 +401,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "build_tree",
         _BUILD,
-        ((_EAGLE_UTILS, "build_tree_kernel_efficient"),),
+        places("build_tree_kernel_efficient"),
         _BUILD_SIGNATURES,
         _build,
         stubs=_builder,
@@ -416,7 +410,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "build_tree_packed",
         f"{_BUILD}, packed",
-        ((_EAGLE_UTILS, "build_tree_kernel_efficient"),),
+        places("build_tree_kernel_efficient"),
         _BUILD_SIGNATURES,
         _build,
         stubs=_builder,

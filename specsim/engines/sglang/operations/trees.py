@@ -17,11 +17,7 @@ from specsim.engines.sglang.operations.names import (
     running_batch,
     words,
 )
-
-# Where there is no CUDA extension these two run in Triton, and on such devices alone.
-_TREES = ("kernels/ops/speculative/spec_tree.py", "srt/speculative/eagle_utils.py")
-_EAGLE = ("kernels/ops/speculative/eagle.py",)
-
+from specsim.engines.sglang.where import places
 
 _LINKS = "retrieve_index retrieve_next_token retrieve_next_sibling"
 _RECONSTRUCT = f"tree_mask verified_seq_len positions {_LINKS}"
@@ -55,22 +51,20 @@ def _launch_walk(_sizes: Sizes, t: Tensors) -> Launch:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "build_chain_tree",
-        ("build_chain_tree",),
-        _EAGLE,
+        places("build_chain_tree"),
         (words("bonus_tokens draft_tokens seq_lens tree_mask_buf req_pool_indices req_to_token with_mrope"),),
         _launch_chain,
     ),
     KernelNames(
         "reconstruct_tree",
-        ("reconstruct_indices_from_tree_mask_triton",),
-        ("kernels/ops/speculative/reconstruct_tree.py",),
+        places("reconstruct_indices_from_tree_mask_triton"),
         (words(f"{_RECONSTRUCT} batch_size draft_token_num"),),
         _launch_reconstruct,
     ),
+    # Where there is no CUDA extension these two run in Triton, and on such devices alone.
     KernelNames(
         "build_tree",
-        ("sgl_build_tree_kernel_triton",),
-        _TREES,
+        places("sgl_build_tree_kernel_triton"),
         (words(f"{_BUILD} topk depth draft_token_num tree_mask_mode"),),
         _launch_build,
         variant="triton",
@@ -78,8 +72,7 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
     KernelNames(
         "verify_tree_greedy",
-        ("verify_tree_greedy_triton",),
-        _TREES,
+        places("verify_tree_greedy_triton"),
         (words(_WALK),),
         _launch_walk,
         variant="triton",
@@ -127,7 +120,7 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "build_chain_tree",
         "build_eagle_verify_input",
-        ("srt/speculative/eagle_worker_common.py",),
+        places("build_eagle_verify_input"),
         ("build_chain_tree",),
         _after_draft,
         (),

@@ -16,13 +16,13 @@ import torch
 
 from specsim.contracts.contract import WrongResultError
 from specsim.contracts.registry import OPS
-from specsim.engines.sglang.operations.functions import Fields, Lifted, Place, TorchWithoutTies
+from specsim.engines.sglang.operations.functions import Fields, Lifted, TorchWithoutTies
 from specsim.engines.sglang.stubs import nothing
+from specsim.engines.sglang.where import places
 
-SAMPLE_PLACES: tuple[Place, ...] = (
-    ("srt/speculative/eagle_utils.py", "eagle_sample"),
-    ("srt/speculative/eagle_info_v2.py", "EagleVerifyInputV2Mixin.sample"),
-)
+SAMPLE_METHOD = "EagleVerifyInputV2Mixin.sample"
+SAMPLE_FUNCTION = places("eagle_sample")
+SAMPLE_PLACES = (*SAMPLE_FUNCTION, *places(SAMPLE_METHOD))
 _PARAMETERS = ("verify_input", "batch", "logits_output", "grammar_mask", "uno_target_max_top_k")
 SAMPLE_SIGNATURES = (
     (*_PARAMETERS, "watermark_state", "watermark_full_mask"),

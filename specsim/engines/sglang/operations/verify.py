@@ -9,12 +9,7 @@ import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.engines.sglang.operations.names import CallerNames, KernelNames, Launch, on_grid, running_batch
-
-_EAGLE = (
-    "kernels/ops/speculative/eagle.py",
-    "srt/speculative/triton_ops/eagle.py",
-    "srt/speculative/eagle_info_v2.py",
-)
+from specsim.engines.sglang.where import places
 
 
 def _launch_bonus(_sizes: Sizes, t: Tensors) -> Launch:
@@ -26,8 +21,7 @@ def _launch_bonus(_sizes: Sizes, t: Tensors) -> Launch:
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "fill_bonus_tokens",
-        ("fill_bonus_tokens", "fill_new_verified_id"),
-        _EAGLE,
+        places("fill_bonus_tokens"),
         (
             ("accept_tokens", "accept_lens", "bonus_tokens_ptr", "accept_stride"),
             ("accept_tokens", "accept_lens", "bonus_tokens_ptr", "num_draft_tokens"),
@@ -66,7 +60,7 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "fill_bonus_tokens",
         "EAGLEWorkerV2.verify",
-        ("srt/speculative/eagle_worker_v2.py",),
+        places("run_eagle_verify"),
         ("fill_bonus_tokens", "fill_new_verified_id"),
         _after_verify,
         _BONUS_RESULT,
@@ -74,17 +68,16 @@ CALLERS: tuple[CallerNames, ...] = (
     CallerNames(
         "fill_bonus_tokens",
         "EAGLEWorkerV2.verify",
-        (),
+        places("run_eagle_verify"),
         ("fill_bonus_tokens_func",),
         _after_verify,
         ("bonus_tokens",),
-        host_paths=_EAGLE,
-        moved=(("run_eagle_verify", "srt/speculative/eagle_worker_common.py"),),
+        host=places("fill_bonus_tokens_func"),
     ),
     CallerNames(
         "fill_bonus_tokens",
         "MultiLayerEagleWorkerV2.verify",
-        ("srt/speculative/multi_layer_eagle_worker_v2.py",),
+        places("MultiLayerEagleWorkerV2.verify"),
         ("fill_bonus_tokens", "fill_new_verified_id"),
         _after_verify,
         _BONUS_RESULT,

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from specsim.engines.sglang.scheduler.grammar import Backend
-from specsim.engines.sglang.scheduler.modules import imported_modules, is_there, release_module, replace_in
+from specsim.engines.sglang.scheduler.modules import home_of, imported_modules, is_there, release_module, replace_in
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
 from specsim.engines.sglang.scheduler.worker import Parts
@@ -301,7 +301,7 @@ class Family:
             **({"enable_kvcache_transpose": False} if transposes else {}),
             **common,
         )
-        home = module if hasattr(module, "SWATokenToKVPoolAllocator") else release_module("mem_cache.allocator.swa")
+        home = home_of("SWATokenToKVPoolAllocator") or module
         allocator = home.SWATokenToKVPoolAllocator(
             options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, **common
         )
@@ -309,10 +309,10 @@ class Family:
 
     def _beyond_context(self, options: Options, server_arguments: Any) -> int:
         """Positions of a row beyond the context: what the release says, or in older ones what its line adds up."""
-        for name in ("mem_cache.allocation_sizing", "mem_cache.common"):
-            module = release_module(name) if is_there(name) else None
-            if (size := getattr(module, "get_req_to_token_extra_context_len", None)) is not None:
-                return int(size(server_arguments) if inspect.signature(size).parameters else size())
+        name = "get_req_to_token_extra_context_len"
+        if (module := home_of(name)) is not None:
+            size = getattr(module, name)
+            return int(size(server_arguments) if inspect.signature(size).parameters else size())
         return 4 + options.num_draft_tokens  # model_runner_kv_cache_mixin.py:245 in 0.5.12
 
     def target_worker(self, options: Options, scheduler: Any, pools: tuple[Any, Any, Any], stream: Any) -> Fake:

@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from specsim.engines.sglang.where import places
+
 PACKAGE = "sglang"
 MARKER = f"/{PACKAGE}/"
 """In the path of a file of the release."""
@@ -25,6 +27,15 @@ def is_there(name: str) -> bool:
         return importlib.util.find_spec(f"{PACKAGE}.srt.{name}") is not None
     except ModuleNotFoundError:  # nor is its package
         return False
+
+
+def home_of(name: str) -> ModuleType | None:
+    """The newest module of the release that has a name of `where.PLACES`."""
+    for file, attribute in places(name):
+        module = file.removeprefix("srt/").removesuffix(".py").replace("/", ".")
+        if is_there(module) and hasattr(release_module(module), attribute):
+            return release_module(module)
+    return None
 
 
 def imported_modules() -> list[ModuleType]:

@@ -32,6 +32,7 @@ from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS, reach_of
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import Worker, unwritten
+from specsim.engines.sglang.where import ATTENTION, OF_SCHEDULER, OF_SCHEDULES, RUST_TREE, SCHEDULER
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
@@ -94,10 +95,7 @@ LACKS_OF_RELEASE_WORKERS = (
     *LACKS[-2:],
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
-_PARTS = ("managers", "mem_cache", "session", "speculative")
-RUST_TREE = "srt/mem_cache/rust_tree_core"
-"""Below the package, where a release has its radix tree in Rust."""
-COVERED = tuple(f"srt/{part}/" for part in (*_PARTS, "sampling"))
+COVERED = tuple(f"{folder}/" for folder in OF_SCHEDULES)
 """Folders of which schedules note what runs."""
 WARM_UP_SECONDS = 20.0
 SAMPLING = {
@@ -119,7 +117,7 @@ BLAME = Blame(
     models=MODELS,
     result=Worker._result.__qualname__,
     made_by=unwritten.__name__,
-    parties={f"{MARKER}srt/layers/attention/": "the-plan"},  # of what a pass of a model reads
+    parties={f"{MARKER}{ATTENTION}/": "the-plan"},  # of what a pass of a model reads
     below=below,
 )
 
@@ -278,19 +276,19 @@ def _options(setup: Setup) -> Options:
 
 def _identity(root: Path) -> tuple[str, str]:
     """FILE:LINE of the loop, and a hash of the modules around it."""
-    package = root / PACKAGE / "srt"
+    package = root / PACKAGE
     digest = hashlib.sha256()
-    for part in _PARTS:
-        for file in sorted((package / part).rglob("*.py")):
+    for folder in OF_SCHEDULER:
+        for file in sorted((package / folder).rglob("*.py")):
             digest.update(file.read_bytes())
-    path = package / "managers" / "scheduler.py"
+    path = package / SCHEDULER
     lines = {
         node.name: node.lineno
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
         if isinstance(node, ast.FunctionDef)
     }
     line = next((lines[name] for name in _LOOP if name in lines), 1)
-    return f"srt/managers/scheduler.py:{line}", digest.hexdigest()[:16]
+    return f"{SCHEDULER}:{line}", digest.hexdigest()[:16]
 
 
 class Started:
