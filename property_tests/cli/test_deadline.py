@@ -25,7 +25,7 @@ from specsim.engine.accounting import Accounting, Memory
 from specsim.engine.accounting_target import ModelTarget
 from specsim.fuzz import campaign
 from specsim.fuzz.batch import run_batch_here
-from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
+from specsim.fuzz.batches import Plan, family_weights, lots_of
 from specsim.fuzz.campaign import GivenBack, go_on
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult
@@ -154,7 +154,7 @@ def batch(**fields: Any) -> Batch:
 
 
 def test_a_batch_ends_at_its_deadline_with_all_that_it_shrinks() -> None:
-    made = batch(tier="accounting", family="any", strategy="swarm")
+    made = batch(tier="accounting", family="any")
     results: list[BatchResult] = []
     took = seconds_of(lambda: results.append(run_batch_here(WrongTarget(), made, "", deadline=Deadline.after(2.0))))
     assert took < 2.0 + IDLE / 2
@@ -186,7 +186,7 @@ class StubbornPool:
 
 
 def plan_of(**tiers: list[str]) -> Plan:
-    return Plan(3, lots_of(tiers), family_weights(()), strategy_weights(()))
+    return Plan(3, lots_of(tiers), family_weights(()))
 
 
 def test_a_batch_that_does_not_end_is_interrupted_then_given_up_and_run_again_later(

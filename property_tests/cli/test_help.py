@@ -119,7 +119,6 @@ def test_help_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
         (["check", "vlm@."], "vllm@."),
         (["check", "modle"], "model"),
         (["check", "--only", "acounting"], "accounting"),
-        (["mutants", "--strategy", "swram"], "swarm"),
         (["dev", "check", "--mutant", "A02-finish"], "A02-finished"),
         (["mutants", "A02-finish"], "A02-finished"),
         (["mutants", "--without", "I332"], "I32 or I33"),

@@ -130,7 +130,7 @@ from specsim.engine import loop
 from specsim.selfcheck.hunt import _hunt
 assert loop.__file__.endswith(".py")
 from specsim.engine.rules.table import RULES
-print(_hunt(0, 400, 60.0, "swarm", RULES).signatures)
+print(_hunt(0, 400, 60.0, RULES).signatures)
 """
     assert ran(built.folder, "1", program) == ran(built.folder, "0", program) != "()\n"
 

@@ -27,10 +27,11 @@ from specsim.commands import fuzz
 from specsim.engines.target import parse_target
 from specsim.errors import UsageError
 from specsim.findings.bisect.verdicts import Limits
-from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
+from specsim.fuzz.batches import Plan, family_weights, lots_of
 from specsim.fuzz.campaign import Outcome, go_on
 from specsim.fuzz.rerun import due, product_of, run_again
 from specsim.fuzz.store import Store, StoredFinding
+from specsim.fuzz.store_file import FORMAT
 from specsim.fuzz.versions import version_of
 from specsim.fuzz.work import Batch, BatchResult
 from specsim.lifting.cache import Cache
@@ -77,7 +78,7 @@ class Made:
 
 def plan_of(*targets: str, **tiers: list[str]) -> Plan:
     lots = lots_of({**{target: ["accounting"] for target in targets}, **tiers})
-    return Plan(3, lots, family_weights(()), strategy_weights(()))
+    return Plan(3, lots, family_weights(()))
 
 
 @pytest.fixture
@@ -310,7 +311,7 @@ def says(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 
 def newer(path: Path) -> None:
     with Store.open(path) as store:
-        store.set_meta(format="2", specsim="9.0")
+        store.set_meta(format=str(FORMAT + 1), specsim="9.0")
 
 
 def of_somebody_else(path: Path) -> None:
@@ -325,7 +326,7 @@ def of_somebody_else(path: Path) -> None:
         (["--jobs", "0"], "is no number of processes"),
         (["--jobs", "many"], "is no number of processes"),
         (["--seed", "not-a-seed"], "is neither a number"),
-        (["--strategy", "wild"], "there is no 'wild'"),
+        (["--family", "wild"], "there is no 'wild'"),
         (["--family", "trees=x"], "is no whole number"),
         (["--only", "gpu"], "is unknown"),
         (["model", "--only", "scheduler"], "none of the targets has that tier"),
@@ -353,7 +354,9 @@ def test_bad_input_is_one_sentence_and_makes_no_store(
     )
 
 
-@pytest.mark.parametrize(("make", "message"), [(newer, "has format '2'"), (of_somebody_else, "is no store")])
+@pytest.mark.parametrize(
+    ("make", "message"), [(newer, f"has format '{FORMAT + 1}'"), (of_somebody_else, "is no store")]
+)
 def test_a_store_that_cannot_be_used_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None], message: str
 ) -> None:

@@ -59,7 +59,7 @@ def result_of(
     findings: Sequence[Found] = (),
     **more: Any,
 ) -> BatchResult:
-    batch = Batch(3, shard, number, number * 10, 10, target, "accounting", "any", more.pop("strategy", "swarm"))
+    batch = Batch(3, shard, number, number * 10, 10, target, "accounting", more.pop("family", "any"))
     values = {"version": "1.0", "runs": 9, "events": 90, "seconds": 2.0, "cpu_seconds": 1.5, "refused": {"small": 1}}
     return BatchResult(batch=batch, features=features or {}, findings=tuple(findings), **{**values, **more})
 
@@ -127,13 +127,13 @@ def two_stores(tmp_path: Path) -> tuple[Path, Path]:
         tmp_path / "one.db",
         [
             result_of(0, features={ADMIT: 4, "mark:retract": 1}),
-            result_of(1, FAST, features={STALE: 2, ADMIT: 9}, strategy="pct"),
+            result_of(1, FAST, features={STALE: 2, ADMIT: 9}, family="trees"),
             result_of(2, findings=[found(25, '{"a": "larger"}', 3)], ended="killed by SIGSEGV"),
         ],
     )
     two = store_of(
         tmp_path / "two.db",
-        [result_of(0, shard=1, features={ADMIT: 5}, findings=[found(4, "{}", 2)], strategy="pct", version="1.1")],
+        [result_of(0, shard=1, features={ADMIT: 5}, findings=[found(4, "{}", 2)], family="trees", version="1.1")],
     )
     return one, two
 
@@ -144,11 +144,11 @@ def test_stores_are_shown_as_one_and_each_batch_is_counted_once(tmp_path: Path, 
     assert rows[SLOW, "accounting"][:4] == ["1.0, 1.1", "3", "27", "270"]
     assert rows[FAST, "accounting"][:4] == ["1.0", "1", "9", "90"]
     assert answer["totals"]["target"][SLOW]["runs"] == 27
-    assert answer["totals"]["strategy"]["pct"]["found"] == 1
-    assert answer["totals"]["strategy"]["swarm"]["found"] == 0
+    assert answer["totals"]["family"]["trees"]["found"] == 1
+    assert answer["totals"]["family"]["any"]["found"] == 0
     assert answer["reached"][SLOW][ADMIT] == 9
     (finding,) = answer["findings"]
-    assert (finding["count"], finding["strategy"], finding["shard"], finding["run"]) == (5, "pct", 1, 4)
+    assert (finding["count"], finding["family"], finding["shard"], finding["run"]) == (5, "trees", 1, 4)
     assert (finding["first_seen"], finding["last_seen"]) == ("1.0", "1.1")
 
 
@@ -264,7 +264,7 @@ def test_a_store_is_shown_while_it_is_written(tmp_path: Path) -> None:
 
 
 def test_the_names_of_pairs_are_those_that_batches_give() -> None:
-    batch = Batch(0, 0, 0, 0, 17, "model", "accounting", "any", "swarm")
+    batch = Batch(0, 0, 0, 0, 17, "model", "accounting", "any")
     names = {name for name in run_batch_here(ModelTarget(), batch, "").features if name.startswith("pair:")}
     assert names
     assert {pair_of(name.removeprefix("pair:"))[:2] for name in names} <= pairs_of_the_model(60)
@@ -355,7 +355,7 @@ def counts_of(tmp_path: Path, results: Sequence[BatchResult]) -> Counts:
 def test_the_numbers_are_those_of_the_store_also_after_a_resume(tmp_path: Path) -> None:
     results = [result_of(0, features={ADMIT: 3}), result_of(1, findings=[found(11, "{}")], ended="hung")]
     seen = samples(text_of(counts_of(tmp_path, results)))
-    labels = f'target="{SLOW}",tier="accounting",strategy="swarm"'
+    labels = f'target="{SLOW}",tier="accounting"'
     assert seen["specsim_runs_total", labels] == 18
     assert seen["specsim_events_total", labels] == 180
     assert seen["specsim_cpu_seconds_total", labels] == 3
@@ -369,7 +369,7 @@ def test_any_name_of_a_target_can_be_scraped(name: str) -> None:
     counts = Counts(start=0.0)
     counts.take(result_of(0, name), ())
     escaped = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
-    labels = f'target="{"".join(escaped.get(c, c) for c in name)}",tier="accounting",strategy="swarm"'
+    labels = f'target="{"".join(escaped.get(c, c) for c in name)}",tier="accounting"'
     assert samples(text_of(counts))["specsim_runs_total", labels] == 9
 
 

@@ -23,7 +23,7 @@ from specsim.choices.chooser import RecordingChooser, replayed, seeded
 from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.workload import draw_scenario
 from specsim.errors import UsageError
-from specsim.fuzz.batch import begun, chooser_of, run_batch_here, run_one, runs_of
+from specsim.fuzz.batch import chooser_of, run_batch_here, run_one, runs_of
 from specsim.fuzz.batch_messages import batch_to_json, result_from_json, result_to_json
 from specsim.fuzz.batches import (
     RUNS_MAX,
@@ -34,7 +34,6 @@ from specsim.fuzz.batches import (
     lots_of,
     plan_from_json,
     seed_of,
-    strategy_weights,
 )
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch
@@ -58,7 +57,7 @@ CHANGES = """
 
 def batch(target: str = "model", count: int = 12, **fields: Any) -> Batch:
     plain = {"campaign": 7, "shard": 0, "number": 2, "first": 10000, "tier": "accounting"}
-    return Batch(target=target, count=count, **{**plain, "family": "any", "strategy": "swarm", **fields})
+    return Batch(target=target, count=count, **{**plain, "family": "any", **fields})
 
 
 @pytest.fixture
@@ -76,13 +75,13 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 @given(campaign=NAMES, shard=st.integers(0, 9), number=st.integers(0, 10**6))
 def test_a_batch_is_drawn_from_its_numbers_alone(campaign: int, shard: int, number: int) -> None:
-    plan = Plan(campaign, lots_of({"a": ["accounting", "ops"], "b": ["ops"]}), family_weights(()), strategy_weights(()))
+    plan = Plan(campaign, lots_of({"a": ["accounting", "ops"], "b": ["ops"]}), family_weights(()))
     drawn = batch_at(plan, shard, number)
     assert drawn == batch_at(plan_from_json(plan.to_json()), shard, number)
     assert drawn.first == number * RUNS_MAX
     assert drawn.count <= RUNS_MAX
     assert batch_at(plan, shard, number, {("a", "accounting"), ("a", "ops")}).target == "b"
-    assert bool(drawn.family) == bool(drawn.strategy) == (drawn.tier == "accounting")
+    assert bool(drawn.family) == (drawn.tier == "accounting")
     others = {seed_of(batch_at(replace(plan, campaign=campaign ^ 1), shard, number)), seed_of(replace(drawn, shard=10))}
     assert seed_of(drawn) not in others
 
@@ -90,7 +89,7 @@ def test_a_batch_is_drawn_from_its_numbers_alone(campaign: int, shard: int, numb
 @given(campaign=NAMES, shard=st.integers(0, 9))
 def test_a_campaign_begins_with_each_tier_of_each_target(campaign: int, shard: int) -> None:
     lots = lots_of({"a": ["accounting", "ops", "scheduler"], "b": ["ops"]})
-    plan = Plan(campaign, lots, family_weights(()), strategy_weights(()))
+    plan = Plan(campaign, lots, family_weights(()))
     first = [batch_at(plan, shard, number) for number in range(4)]
     assert {(batch.target, batch.tier) for batch in first} == {(lot.target, lot.tier) for lot in lots}
     stopped = {("a", tier) for tier in ("accounting", "ops", "scheduler")}
@@ -98,26 +97,21 @@ def test_a_campaign_begins_with_each_tier_of_each_target(campaign: int, shard: i
 
 
 def test_batches_are_shared_by_weight() -> None:
-    plan = Plan(
-        1,
-        (Lot("a", "accounting", 3), Lot("b", "accounting", 1)),
-        family_weights(["any=1", "trees=3"]),
-        strategy_weights(["swarm=2", "pct"]),
-    )
+    lots = Lot("a", "accounting", 3), Lot("b", "accounting", 1)
+    plan = Plan(1, lots, family_weights(["any", "trees=3"]))
     drawn = [batch_at(plan, 0, number) for number in range(2000)]
-    for counted, (one, other), share in (
-        (Counter(b.target for b in drawn), ("a", "b"), 3),
-        (Counter(b.family for b in drawn), ("trees", "any"), 3),
-        (Counter(b.strategy for b in drawn), ("swarm", "pct"), 2),
+    for counted, (one, other) in (
+        (Counter(b.target for b in drawn), ("a", "b")),
+        (Counter(b.family for b in drawn), ("trees", "any")),
     ):
         assert set(counted) == {one, other}
-        assert share * 0.8 < counted[one] / counted[other] < share * 1.25
+        assert 3 * 0.8 < counted[one] / counted[other] < 3 * 1.25
 
 
-@pytest.mark.parametrize("text", ["swarms", "swarm=x", "swarm=-1", "swarm=1.5", "swarm=0", "=1"])
+@pytest.mark.parametrize("text", ["tree", "trees=x", "trees=-1", "trees=1.5", "trees=0", "=1"])
 def test_a_weight_that_means_nothing_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--strategy"):
-        strategy_weights([text])
+    with pytest.raises(UsageError, match="--family"):
+        family_weights([text])
 
 
 # ---- scenario families
@@ -144,10 +138,8 @@ def test_every_label_of_a_family_is_one_that_scenarios_are_drawn_with() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_makes_scenarios_of_its_own_and_its_tapes_need_no_family(name: str) -> None:
     target, made = ModelTarget(), batch(family=name)
-    strategy = begun(made)
     for index in range(made.first, made.first + 6):
-        chooser = chooser_of(strategy, made, index)
-        schedule = run_one(target, chooser)
+        schedule = run_one(target, chooser_of(made, index))
         assert schedule is not None
         again = run_schedule(target, replayed(schedule.tape))
         assert again is not None
@@ -170,10 +162,8 @@ def test_a_family_makes_scenarios_of_its_own_and_its_tapes_need_no_family(name: 
 # ---- one run again
 
 
-@pytest.mark.parametrize("strategy", ["swarm", "pct", "delays"])
-@pytest.mark.slow(runs_one_in=3)
-def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker, strategy: str) -> None:
-    made = batch(strategy=strategy, family="tiny pools", count=9)
+def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker) -> None:
+    made = batch(family="tiny pools", count=9)
     runs = list(runs_of(ModelTarget(), made, {}, lambda _index: None))
     index, schedule = runs[-1]
     assert schedule is not None
@@ -211,13 +201,12 @@ def replayed_file(text: str, folder: Path) -> ScheduleReplay:
 
 
 @pytest.mark.parametrize(("harm", "rule", "says"), [(DIES, "X3", "SIGABRT"), (HANGS, "X2", "within 1 s")])
-@pytest.mark.parametrize("strategy", ["swarm", "pct"])
-@pytest.mark.slow(runs_one_in=4)
+@pytest.mark.slow(runs_one_in=2)
 def test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run(
-    worker: Worker, tmp_path: Path, harm: str, rule: str, says: str, strategy: str
+    worker: Worker, tmp_path: Path, harm: str, rule: str, says: str
 ) -> None:
     broken_model.write(tmp_path, harm)
-    result = worker.run(batch(count=40, strategy=strategy))
+    result = worker.run(batch(count=40))
     (found,) = result.findings
     assert (found.rule, found.signature) == (rule, f"accounting:{rule}:process")
     assert says in result.ended
@@ -315,7 +304,7 @@ def test_what_a_target_prints_does_not_pile_up(worker: Worker, tmp_path: Path) -
 @pytest.mark.parametrize("target", ["nowhere:engine", "sglang@/not/there"])
 def test_a_target_that_is_not_there_is_one_sentence(worker: Worker, target: str) -> None:
     with pytest.raises(UsageError):
-        worker.run(batch(target, tier="scheduler", family="", strategy=""))
+        worker.run(batch(target, tier="scheduler", family=""))
 
 
 def test_a_checkout_that_is_gone_is_noticed_though_it_is_loaded(worker: Worker, tmp_path: Path) -> None:

@@ -112,9 +112,9 @@ def test_a_batch_that_was_lost_comes_before_new_ones(store: Store) -> None:
 def test_a_finding_keeps_its_first_hit_and_its_smallest_replays(store: Store) -> None:
     sizes = [(5, 1), (4, 2), (9, 9), (4, 1), (7, 7), (4, 1)]
     for number, size in enumerate(sizes):
-        store.add(result(batch(number, strategy=f"s{number}"), f"v{number}", findings=(found(size=size),)))
+        store.add(result(batch(number, family=f"f{number}"), f"v{number}", findings=(found(size=size),)))
     (finding,) = store.findings()
-    assert (finding.strategy, finding.number, finding.count) == ("s0", 0, 2 * len(sizes))
+    assert (finding.family, finding.number, finding.count) == ("f0", 0, 2 * len(sizes))
     assert (finding.first_seen, finding.last_seen) == ("v0", "v5")
     assert finding.cpu_seconds == 0.5
     kept = store.replays(finding.signature, "model")
@@ -126,24 +126,6 @@ def test_time_to_finding_is_the_cpu_time_of_the_whole_campaign(store: Store) -> 
     store.add(result(batch(0), cpu_seconds=30.0))
     store.add(result(batch(1), findings=(found(),)))
     assert store.findings()[0].cpu_seconds == 30.5
-
-
-def test_time_to_finding_of_a_strategy_is_its_own_cpu_time_on_the_target(store: Store) -> None:
-    for number, strategy, cpu_seconds, findings in (
-        (0, "swarm", 10.0, ()),
-        (1, "pct", 7.0, (found(),)),
-        (2, "swarm", 5.0, (found(), found("other"))),
-        (3, "swarm", 5.0, (found(),)),
-    ):
-        store.add(result(batch(number, strategy=strategy), cpu_seconds=cpu_seconds, findings=findings))
-    store.add(result(batch(4, target="elsewhere", strategy="delays"), findings=(found(),)))
-    hits = {(h.strategy, h.target, h.signature): (h.cpu_seconds, h.count, h.number) for h in store.hits()}
-    assert hits == {
-        ("pct", "model", "accounting:C1:x"): (0.5, 2, 1),
-        ("swarm", "model", "accounting:C1:x"): (10.5, 4, 2),
-        ("swarm", "model", "other"): (10.5, 2, 2),
-        ("delays", "elsewhere", "accounting:C1:x"): (0.5, 2, 4),
-    }
 
 
 def test_a_finding_that_is_marked_fixed_is_open_again_when_it_is_hit(store: Store) -> None:
@@ -288,10 +270,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
 
 # Damage
 
-PLAN = (
-    '{"campaign": 7, "lots": [{"target": "model", "tier": "accounting", "weight": 20}], "families": [["any", 1]], '
-    '"strategies": [["swarm", 1]]}'
-)
+PLAN = '{"campaign": 7, "lots": [{"target": "model", "tier": "accounting", "weight": 20}], "families": [["any", 1]]}'
 
 
 @pytest.fixture(autouse=True)
@@ -310,11 +289,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             store.add(result(batch(number), features=features, findings=(found(),), refused={"why": 1}))
         store.mark(store.findings()[0], "model", "v2", "fixed")
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(
-            "INSERT INTO tapes(digest, target, tape, features, cost, model_hash, origin) "
-            "VALUES ('d', 'model', '[1]', '[]', 40, 'abc', 'an earlier specsim')"
-        )
-        connection.commit()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("PRAGMA journal_mode = DELETE")
     return path.read_bytes()
@@ -330,7 +304,7 @@ def read_all(path: Path, folder: Path) -> str:
         plan = plan_from_json(store.meta().get("plan", ""))
         number = store.next_number(0)
         batch_at(plan, 0, number)
-        store.findings(), store.seen(), store.hits(), store.totals(), store.campaign
+        store.findings(), store.seen(), store.totals(), store.campaign
         store.add(result(batch(number), findings=(found(),)))
         said.append("campaign")
     return " and ".join(said)
@@ -357,14 +331,12 @@ def test_a_store_with_damaged_bytes_is_one_sentence_or_a_report(sound: bytes, tm
 
 COLUMNS = {
     "meta": "key value",
-    "batches": "shard number first count target version tier family strategy tapes_to runs events seconds cpu_seconds "
+    "batches": "shard number first count target version tier family runs events seconds cpu_seconds "
     "refused ended at campaign",
     "coverage": "target feature runs shard number",
-    "tapes": "digest target tape features cost model_hash origin",
-    "findings": "signature target tier rule title severity reach where count strategy family shard number run "
+    "findings": "signature target tier rule title severity reach where count family shard number run "
     "cpu_seconds first_seen last_seen state",
     "seen": "signature target version verdict",
-    "hits": "signature target strategy count shard number run cpu_seconds",
     "replays": "signature target digest size text",
 }
 VALUES: tuple[Any, ...] = (

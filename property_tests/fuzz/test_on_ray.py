@@ -38,7 +38,7 @@ needs_ray = pytest.mark.skipif(
 )
 RUNS = 60  # of a batch
 MEMORY = 80_000_000  # bytes of a node's object store, about the least that Ray takes
-PLAN = Plan(11, (Lot("model", "accounting", 1),), (("any", 1),), (("swarm", 1),))
+PLAN = Plan(11, (Lot("model", "accounting", 1),), (("any", 1),))
 
 
 class Here:
@@ -258,7 +258,7 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
     here = Here()
     told: list[str] = []
     pool = RayPool(cluster, here, False, told.append)
-    batch = Batch(1, 0, 0, 0, 5, "nosuchmodule:target", "accounting", "any", "swarm")
+    batch = Batch(1, 0, 0, 0, 5, "nosuchmodule:target", "accounting", "any")
     try:
         for number in range(2):
             with pytest.raises(UsageError, match="there is no nosuchmodule:target"):
@@ -288,7 +288,7 @@ def test_the_command_runs_a_campaign_on_the_cluster_and_says_so(tmp_path: Path, 
 @pytest.mark.slow
 def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: Nodes) -> None:
     cluster = RayCluster.connect(nodes.address, None, 20.0)
-    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", "swarm", device="cuda")
+    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", device="cuda")
     second = 0
     try:
         assert cluster.gpus == 0
@@ -306,7 +306,7 @@ def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: 
 
 
 def test_a_node_with_another_version_of_specsim_says_so() -> None:
-    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", "swarm")
+    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any")
     answer = run_there(batch_to_json(batch), None, 20.0, 5.0, 0.0, "0.0")
     assert set(answer) == {"problem", "remedy"}
     assert f"has specsim {specsim_version}, the campaign 0.0" in answer["problem"]

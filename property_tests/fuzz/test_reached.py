@@ -6,6 +6,7 @@ from functools import cache
 
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting_target import ModelTarget
+from specsim.engine.rules.coverage import pairs
 from specsim.engine.rules.table import CONDITIONAL
 from specsim.fuzz.reached import LOGS_EVERY, Reached, features_of
 from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedule
@@ -15,6 +16,15 @@ from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedul
 def schedules() -> list[Schedule]:
     found = [run_schedule(ModelTarget(), chooser_of(7, index)) for index in range(2 * LOGS_EVERY)]
     return [schedule for schedule in found if schedule is not None]
+
+
+def test_pairs_tell_what_happened_to_a_request_in_which_state() -> None:
+    simplest = run_schedule(ModelTarget(), replayed(()))
+    assert simplest is not None
+    found = pairs(simplest.run)
+    assert ("new", 0, False, "arrive", "") in found
+    assert ("waiting", 0, False, "admit", "") in found
+    assert {event for _, _, _, event, _ in found} == {line.event for line in simplest.run.log}
 
 
 def test_names_say_pairs_marks_and_rules() -> None:

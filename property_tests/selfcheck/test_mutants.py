@@ -21,7 +21,6 @@ import typer
 
 from property_tests.support.command_line import specsim
 from property_tests.support.seed_bugs import EVENTS_MAX, REQUESTS_MAX, is_seed_bug
-from specsim.choices.search_strategies import STRATEGIES
 from specsim.commands import model as commands
 from specsim.engine.rules.table import BY_ID
 from specsim.errors import UsageError
@@ -52,7 +51,7 @@ def rows_of(section: str) -> list[list[str]]:
     """The rows of the page's table under a heading, without its head; those at the top under "Mutants"."""
     (text,) = re.findall(rf"^##? {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [row for row in rows if row[0] not in ("---", "mutant", "strategy", "rule", "bug")]
+    return [row for row in rows if row[0] not in ("---", "mutant", "rule", "bug")]
 
 
 ROWS = rows_of("Mutants")
@@ -129,16 +128,6 @@ def test_on_the_page_the_bugs_that_the_project_began_with_have_small_schedules()
     assert max(events for _, events in sizes.values()) <= EVENTS_MAX
 
 
-def test_the_page_says_how_soon_each_strategy_finds_each_mutant() -> None:
-    summary = [row[0] for row in rows_of("By strategy") if row[0] in STRATEGIES]
-    assert summary == list(STRATEGIES)
-    cells = {row[0]: row[1:] for row in rows_of("By strategy") if row[0] not in STRATEGIES}
-    assert list(cells) == IDS
-    one = re.compile(r"(\d+/\d+: )?[\d.]+/\d+, \d+\.\d\d/\d+\.\d\d")
-    assert all(one.fullmatch(cell) for row in cells.values() for cell in row)
-    assert {len(row) for row in cells.values()} == {len(STRATEGIES)}
-
-
 def test_the_page_says_what_survives_without_each_rule() -> None:
     needed = {rule for rules in SHOWS_IN.values() for rule in rules.split()} - {EXCEPTION}
     rows = {row[0]: row[1:] for row in rows_of("Without a rule")}
@@ -178,7 +167,7 @@ def test_a_blind_mutant_that_is_not_found_is_reported_and_fails_nothing(
     monkeypatch.setattr("specsim.selfcheck.catalogue.BLIND", tuple(made_up))
     monkeypatch.setattr("specsim.selfcheck.mutant_table.hunt_all", lambda *_arguments, **_options: hunted)
     with pytest.raises(typer.Exit) as ended:
-        commands.mutants(None, 1, 9, 1, None, False, "swarm", True, None, None)
+        commands.mutants(None, 1, 9, 1, None, False, True, None, None)
     assert ended.value.exit_code == 0
     assert "not found: Z02" in capsys.readouterr().out
 
@@ -194,7 +183,7 @@ def test_the_command_for_blind_mutants_ends_well_whatever_is_found(tmp_path: Pat
 # The whole table
 
 
-SMALL = Efforts(Effort(6, 60), Effort(1, 40), Effort(1, 30), 10)
+SMALL = Efforts(Effort(6, 60), Effort(1, 30), 10)
 
 
 def without_seconds(value: Any) -> Any:
@@ -208,9 +197,7 @@ def test_the_whole_table_says_what_its_hunts_found() -> None:
     table = build([find("N01"), find("M01")], (), jobs=3, efforts=SMALL)
     data = table_to_json(table)
     rows = {row["id"]: row for row in data["mutants"]}
-    assert list(rows["N01"]["strategies"]) == list(STRATEGIES)
     assert rows["N01"]["seeds"] == rows["N01"]["found"] == 6
-    assert rows["N01"]["strategies"]["pct"]["seeds"] == 1
     assert rows["M01"]["smallest"]["requests"] == 1
     assert data["without"]["S3"] == {"found": ["N01"], "alone": ["N01"], "survivors": ["N01"]}
     assert data["content_oracle"]["survivors"] == ["N01"]
@@ -223,10 +210,10 @@ def test_the_whole_table_says_what_its_hunts_found() -> None:
 def test_the_table_is_the_same_whatever_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children that end in any order: those here are made up."""
 
-    def hunt(mutant: Mutant, *, seeds: int, first_seed: int, strategy: str, **options: Any) -> Hunted:
-        time.sleep(0.001 * (zlib.crc32(f"{mutant.id}{first_seed}{strategy}".encode()) % 7))
+    def hunt(mutant: Mutant, *, seeds: int, first_seed: int, **options: Any) -> Hunted:
+        time.sleep(0.001 * (zlib.crc32(f"{mutant.id}{first_seed}".encode()) % 7))
         found = () if options["without"] else ("accounting:S3:x",) if mutant.id < "C" else ("accounting:I40:x",)
-        made_up = [Hunt(seed, seed + len(strategy), 0.0, found) for seed in range(first_seed, first_seed + seeds)]
+        made_up = [Hunt(seed, seed + 1, 0.0, found) for seed in range(first_seed, first_seed + seeds)]
         return Hunted(mutant, tuple(made_up))
 
     monkeypatch.setattr("specsim.selfcheck.mutant_table.hunt_in_child", hunt)
@@ -259,7 +246,7 @@ def test_the_hunts_of_several_children_are_those_of_one() -> None:
 
 
 def test_the_page_is_of_all_mutants_and_of_nothing_less(tmp_path: Path) -> None:
-    for arguments in (["N01"], ["--without", "S3"], ["--strategy", "pct"], ["--blind"]):
+    for arguments in (["N01"], ["--without", "S3"], ["--blind"]):
         ended = specsim(tmp_path, "mutants", *arguments, "--write", "page.md")
         assert (ended.returncode, "--write with a selection" in ended.stderr) == (2, True)
 

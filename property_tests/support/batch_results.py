@@ -7,7 +7,7 @@ from specsim.fuzz.work import Batch, BatchResult, Found
 
 def batch(number: int = 0, shard: int = 0, target: str = "model", **fields: object) -> Batch:
     plain = {"campaign": 7, "first": number * 10, "count": 10, "tier": "accounting", "family": "any"}
-    return Batch(shard=shard, number=number, target=target, **{**plain, "strategy": "swarm", **fields})  # type: ignore[arg-type]
+    return Batch(shard=shard, number=number, target=target, **{**plain, **fields})  # type: ignore[arg-type]
 
 
 def found(signature: str = "accounting:C1:x", size: tuple[int, ...] = (1,), **fields: object) -> Found:

@@ -54,7 +54,6 @@ main(sys.argv[1:])
 """
 SEED = 5
 FUZZ = ["fuzz", "model", "--only", "accounting", "--jobs", "2", "--seed", str(SEED), "--store", "c.db"]
-FUZZ += ["--strategy", "swarm=1", "--strategy", "pct=1"]
 PAUSE_SECONDS = (0.0, 0.6)
 ROLES = ("campaign", "child", "fork", "fork")
 LEFT_SECONDS = 20.0

@@ -24,7 +24,7 @@ NAME = "campaign"
 ROUNDS = 3
 SECONDS, SECONDS_FULL = 20, 100  # of each part
 _SEED = "7"
-_RUNS = ["--only", "accounting", "--strategy", "swarm", "--family", "any"]
+_RUNS = ["--only", "accounting", "--family", "any"]
 
 
 class Part(NamedTuple):

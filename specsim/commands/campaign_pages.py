@@ -26,7 +26,7 @@ from specsim.verdict import Severity
 if TYPE_CHECKING:
     from specsim.fuzz.store import StoredBatch
 
-FORMAT = "specsim.campaign/1"
+FORMAT = "specsim.campaign/2"
 LINES_MAX = 6  # of a chart, by target
 MODEL_SCHEDULES = 200  # that say what can be reached where no store has the model
 _SEVERITIES = tuple(Severity)
@@ -86,7 +86,7 @@ def shown(found: Merged, html: Path, names: Names) -> Page:
         tiles=_tiles(found),
         charts=_charts(found),
         findings=[_card(known, html, names) for known in sorted(found.findings, key=_worst_first)],
-        tables=[table for table in (_targets(found), _strategies(found), _families(found), _troubles(found)) if table],
+        tables=[table for table in (_targets(found), _families(found), _troubles(found)) if table],
         matrices=_matrices(found),
         version=", ".join(found.versions) or specsim.__version__,
     )
@@ -197,16 +197,8 @@ def _charts(found: Merged) -> list[Chart]:
         Mark(known.first.at - start, f"{known.stored.rule} on {known.stored.target}: {known.stored.title}")
         for known in found.findings
     ]
-    firsts = sorted(
-        (each.first.at, each.first.strategy) for features in found.coverage.values() for each in features.values()
-    )
-    strategies = sorted({strategy for _, strategy in firsts})
-    reached = [over_time("all", ((at, 1) for at, _ in firsts))] if firsts else []
-    reached += [
-        over_time(f"first by {strategy}", ((at, 1) for at, by in firsts if by == strategy))
-        for strategy in (strategies if len(strategies) > 1 else [])
-        if strategy
-    ]
+    firsts = sorted(each.first.at for features in found.coverage.values() for each in features.values())
+    reached = [over_time("all", ((at, 1) for at in firsts))] if firsts else []
     note = "A stroke is the first hit of a finding." if marks else ""
     return [
         Chart("Runs over time", note, by_target(_runs), marks),
@@ -243,7 +235,7 @@ def _card(known: Known, html: Path, names: Names) -> Card:
         ("seen on", versions),
         *([("run again", ", ".join(others))] if others else []),
         ("hit by", f"{stored.count:,} runs"),
-        ("found by", " in ".join(filter(None, (stored.strategy or stored.tier, stored.family)))),
+        *([("family", stored.family)] if stored.family else []),
         ("CPU time until then", span(stored.cpu_seconds)),
         ("first hit", f"campaign {known.first.campaign}, shard {stored.shard}, run {stored.run}"),
         ("reach", stored.reach),
@@ -306,32 +298,13 @@ def _targets(found: Merged) -> Table | None:
     return Table("Targets", "A version is the target's own, or the beginning of a hash of its code.", columns, rows)
 
 
-def _strategies(found: Merged) -> Table | None:
-    rows = []
-    for name, total in sums(found, lambda batch: batch.strategy).items():
-        if not name:
-            continue
-        times = sorted(known.stored.cpu_seconds for known in found.findings if known.first.strategy == name)
-        hours = total.cpu_seconds / 3600
-        rows.append(
-            [
-                *_row(name, total),
-                _number(f"{total.reached / hours:,.0f}" if hours else "-"),
-                _number(span(times[len(times) // 2]) if times else "-"),
-            ]
-        )
-    if not rows:
-        return None
-    note = (
-        "First to reach, and to find, is who came first in this campaign: a strategy with more weight comes first more "
-        "often. The last column is the CPU time of the whole campaign until its findings, in the median."
-    )
-    return Table("Strategies", note, ["strategy", *_COLUMNS, "firsts in a CPU hour", "time to its findings"], rows)
-
-
 def _families(found: Merged) -> Table | None:
     rows = [_row(name, total) for name, total in sums(found, lambda batch: batch.family).items() if name]
-    return Table("Scenario families", "", ["family", *_COLUMNS], rows) if rows else None
+    note = (
+        "First to reach, and to find, is who came first in this campaign: a family with more weight comes first more "
+        "often."
+    )
+    return Table("Scenario families", note, ["family", *_COLUMNS], rows) if rows else None
 
 
 def _troubles(found: Merged) -> Table | None:
@@ -437,11 +410,10 @@ def state_of(state: str, in_flight: int, is_aborted: bool) -> str:
 
 
 def answer_of(found: Merged, html: Path, names: Names) -> dict[str, Any]:
-    """What the page says, for a machine: format specsim.campaign/1."""
+    """What the page says, for a machine: format specsim.campaign/2."""
     by: dict[str, Callable[[StoredBatch], str]] = {
         "target": lambda batch: batch.target,
         "tier": lambda batch: batch.tier,
-        "strategy": lambda batch: batch.strategy,
         "family": lambda batch: batch.family,
         "shard": lambda batch: f"{batch.campaign}:{batch.shard}",
     }

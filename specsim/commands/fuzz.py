@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
     from specsim.report.live import Line
 
-FORMAT = "specsim.fuzz/1"
+FORMAT = "specsim.fuzz/2"
 DEFAULT_STORE = Path(".specsim/campaign.db")
 NIGHTLY_SECONDS = 300.0
 RERUN_SHARE = 0.25  # of the budget, for findings of other versions
@@ -72,9 +72,6 @@ def fuzz(
     budget_seconds: Annotated[
         float | None,
         typer.Option(min=1.0, max=SECONDS_MAX, help="End after them.", show_default="none; 300 with --nightly"),
-    ] = None,
-    strategy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these strategies; may be repeated.")
     ] = None,
     family: Annotated[
         list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these scenario families; may be repeated.")
@@ -110,7 +107,7 @@ def fuzz(
     if again is not None:
         from specsim.commands.repeated_run import make_again
 
-        plan = _plan(target, strategy or [], family, only, asked_seed or 0, None)
+        plan = _plan(target, family, only, asked_seed or 0, None)
         raise typer.Exit(
             make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder, named=target, trust=trust)
         )
@@ -122,7 +119,7 @@ def fuzz(
         if before and not (resume or nightly):
             raise UsageError(f"{store_file} holds a campaign", "go on with it by --resume, or name another --store")
         given = asked_seed if asked_seed is not None else store.campaign
-        plan = _plan(target, strategy or [], family, only, given, before)
+        plan = _plan(target, family, only, given, before)
         announce(store_file, plan.targets, plan.targets if target else (), trust, NAME_TARGETS)
         plan, unavailable = _available(plan, cache)
         store.set_meta(campaign=str(plan.campaign), plan=plan.to_json())
@@ -178,7 +175,6 @@ def _stored_plan(store: Store) -> Plan | None:
 
 def _plan(
     targets: Sequence[str] | None,
-    strategies: Sequence[str] | None,
     families: Sequence[str] | None,
     only: str | None,
     campaign: int,
@@ -186,7 +182,7 @@ def _plan(
 ) -> Plan:
     """What is asked for; what is not said is as it was `before`."""
     from specsim.engines.ranges import expand_targets
-    from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
+    from specsim.fuzz.batches import Plan, family_weights, lots_of
 
     lots = before.lots if before and not targets and not only else None
     if lots is None:
@@ -199,7 +195,6 @@ def _plan(
         campaign,
         lots,
         before.families if before and not families else family_weights(families or ()),
-        before.strategies if before and not strategies else strategy_weights(strategies or ()),
     )
 
 
@@ -358,7 +353,7 @@ class _Campaign:
         progress.events, progress.findings = outcome.events, len(outcome.new)
         progress.marks, progress.marks_of = len(self._marks.intersection(MARKS)), len(MARKS)
         batch = result.batch
-        progress.now = ", ".join(filter(None, (batch.target, batch.tier, batch.family, batch.strategy)))
+        progress.now = ", ".join(filter(None, (batch.target, batch.tier, batch.family)))
         for finding in outcome.new[self._told :]:
             line.say(f"new: {finding.signature} on {finding.target}: {finding.title}")
             for said in self._write(finding):
@@ -413,9 +408,8 @@ class _Campaign:
             f"the store has {runs} runs, {events} events, {cpu_seconds:.0f} s of CPU time"
         )
         for finding in outcome.new:
-            where = f"run {finding.shard}:{finding.run}, {finding.strategy or finding.tier}"
-            after = f"after {finding.cpu_seconds:.0f} s of CPU time"
-            tell(f"new: {finding.signature} on {finding.target} {finding.first_seen}: {where}, {after}")
+            where = f"run {finding.shard}:{finding.run}, after {finding.cpu_seconds:.0f} s of CPU time"
+            tell(f"new: {finding.signature} on {finding.target} {finding.first_seen}: {where}")
         if outcome.nondeterministic:
             tell(f"specsim: nondeterministic: {outcome.nondeterministic}.", err=True)
         for mutant in missed:
@@ -452,7 +446,6 @@ class _Campaign:
             "batches": outcome.batches,
             "stored": {"runs": runs, "events": events, "cpu_seconds": cpu_seconds},
             "new": [asdict(finding) for finding in outcome.new],
-            "time_to_finding": [asdict(hits) for hits in self._store.hits()],
             "other_versions": self._verdicts,
             "stopped": [{"target": t, "tier": tier, "why": why} for (t, tier), why in outcome.stopped.items()],
             "left_out": [{"target": text, "why": why} for text, why in self._unavailable.items()],

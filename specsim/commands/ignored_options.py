@@ -110,7 +110,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
             ),
             "one run is made again, and nothing else",
         ),
-        Ignored(_stored_run, ("target", "strategy", "family", "only", "seed"), "the store says how the run was made"),
+        Ignored(_stored_run, ("target", "family", "only", "seed"), "the store says how the run was made"),
     ),
     "bisect": (
         Ignored(

@@ -30,13 +30,12 @@ def mutants(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
     only_oracle: Annotated[bool, typer.Option("--only-oracle", help="Switch off all but the content oracle.")] = False,
-    strategy: Annotated[str, typer.Option(help="How schedules are made: swarm, pct, delays.")] = "swarm",
     blind: Annotated[
         bool, typer.Option("--blind", help="Those written by someone who has not read the rules; none need be found.")
     ] = False,
     json_file: Annotated[Path | None, output_file("--json", help="Write the table to this file.")] = None,
     write: Annotated[
-        Path | None, output_file("--write", help="Write the page: every strategy, each rule off, smallest schedules.")
+        Path | None, output_file("--write", help="Write the page: each rule off, smallest schedules, blind mutants.")
     ] = None,
     tier: Annotated[
         str | None, typer.Option("--only", metavar="TIER", help="ops: mistakes in specsim's own kernels and reference.")
@@ -54,12 +53,11 @@ def mutants(
     first_seed = parse_seed(seed)
     one_of("--only", tier, ("ops", "accounting"))
     if tier == "ops":
-        if without or only_oracle or blind or strategy != "swarm":
+        if without or only_oracle or blind:
             raise UsageError("--only ops with options of schedules", "give --seeds, --jobs, --json or --write alone")
         at_once = allowed_jobs(jobs)
         raise typer.Exit(_operator_mutants(ids or [], seeds, first_seed, at_once, budget_seconds, json_file, write))
     from specsim import interrupts
-    from specsim.choices.search_strategies import STRATEGIES
     from specsim.engine.rules.table import BY_ID
     from specsim.report.live import live
     from specsim.report.terminal import print_mutants
@@ -70,11 +68,10 @@ def mutants(
 
     if blind and ids:
         raise UsageError("--blind with the ids of mutants", "give one of them")
-    if write is not None and (ids or without or only_oracle or blind or strategy != "swarm" or first_seed):
+    if write is not None and (ids or without or only_oracle or blind or first_seed):
         raise UsageError(
-            "--write with a selection of mutants, rules, strategies or seeds", "the page is of all: give --write alone"
+            "--write with a selection of mutants, rules or seeds", "the page is of all: give --write alone"
         )
-    one_of("--strategy", strategy, tuple(STRATEGIES))
     for rule in without or ():
         one_of("--without", rule, tuple(BY_ID))
     chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
@@ -95,7 +92,6 @@ def mutants(
                 jobs=at_once,
                 without=off,
                 only=only,
-                strategy=strategy,
                 first_seed=first_seed,
                 on_done=line.part_done,
                 stopped=interrupts.asked,

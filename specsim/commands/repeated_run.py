@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specsim.fuzz.batches import Plan
     from specsim.fuzz.work import Batch, Found
 
-FORMAT = "specsim.again/1"
+FORMAT = "specsim.again/2"
 
 
 def make_again(
@@ -46,7 +46,7 @@ def make_again(
     batch = _batch_of(store_file, plan, shard, index)
     if store_file.exists():  # it chose the target, unless that was named
         announce(store_file, [batch.target], plan.targets if named else (), trust, NAME_TARGETS)
-    about = ", ".join(filter(None, (batch.target, batch.tier, batch.family, batch.strategy)))
+    about = ", ".join(filter(None, (batch.target, batch.tier, batch.family)))
     tell(f"run {index} of shard {shard}, campaign {batch.campaign}: {about}")
     worker = Worker(cache, hang_seconds)
     try:
@@ -106,7 +106,6 @@ def _batch_of(store_file: Path, plan: Plan, shard: int, index: int) -> Batch:
             target=row.target,
             tier=row.tier,
             family=row.family,
-            strategy=row.strategy,
         )
 
 
@@ -129,7 +128,6 @@ def _to_json(batch: Batch, index: int, answer: dict[str, Any], findings: list[Fo
         "target": batch.target,
         "tier": batch.tier,
         "family": batch.family,
-        "strategy": batch.strategy,
         "exit_code": code,
         **{name: value for name, value in answer.items() if name not in ("event", "findings")},
         "findings": [{"signature": found.signature, "title": found.title} for found in findings],

@@ -15,10 +15,10 @@ from specsim.fuzz.work import Batch
 
 
 def main(campaign: int, seconds: float) -> None:
-    """Make runs of the model by the swarm for so many seconds."""
+    """Make runs of the model for so many seconds."""
     until = time.monotonic() + seconds
     target = ModelTarget()
-    batch = Batch(campaign, 0, 0, 0, sys.maxsize // RUNS_MAX, "model", "accounting", "any", "swarm")
+    batch = Batch(campaign, 0, 0, 0, sys.maxsize // RUNS_MAX, "model", "accounting", "any")
     runs = events = 0
     for _, schedule in runs_of(target, batch, {}, lambda _index: None):
         if schedule is not None:

@@ -1,7 +1,6 @@
 """One batch of schedules, run on a target that is loaded: what a process of a campaign does.
 
-Run `index` of a shard is made from (campaign, shard, index) and, where its strategy learns, from the runs of its batch
-before it. A batch that is cut short has run its first indexes.
+Run `index` of a shard is made from (campaign, shard, index). A batch that is cut short has run its first indexes.
 
 This module imports neither torch nor triton.
 """
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsim.choices.chooser import RecordingChooser, Tape, replayed
-from specsim.choices.search_strategies import Strategy
 from specsim.deadline import NEVER, Deadline
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.loop import Engine
@@ -39,8 +37,8 @@ from specsim.tiers.accounting.schedules import (
     first_difference,
     run_schedule,
     shrink,
-    strategy_of,
 )
+from specsim.tiers.accounting.schedules import chooser_of as drawn_chooser
 from specsim.verdict import Finding
 
 DOUBLED_EVERY = 250  # runs are made twice: what is not deterministic is not checked
@@ -48,7 +46,6 @@ SHRINK_SECONDS = 20.0  # of a batch, for everything that it found
 SHRINK_SHARE = 0.25  # of the time until a deadline
 SHRINKING, ORDERING = -1, -2  # told in place of an index
 NONDETERMINISTIC = "two runs"  # how a batch says that it ended so
-WITHOUT_HISTORY = "swarm"  # the strategy whose runs do not depend on one another
 
 
 @dataclass(slots=True)
@@ -69,13 +66,9 @@ def runs_of(
     """The runs of a batch, each with its index; None for one that the target does not run, counted in `refused`.
     `on_run` is told an index before it is run.
     """
-    strategy = begun(batch)
     for index in range(batch.first, batch.first + batch.count):
         on_run(index)
-        schedule = run_one(target, chooser_of(strategy, batch, index), refused)
-        if schedule is not None and batch.strategy != WITHOUT_HISTORY:
-            schedule.teach(strategy)
-        yield index, schedule
+        yield index, run_one(target, chooser_of(batch, index), refused)
 
 
 def run_one(
@@ -90,32 +83,13 @@ def run_one(
     return run_schedule(target, chooser, refused, engine=make)
 
 
-def begun(batch: Batch) -> Strategy:
-    """The batch's strategy, before its first run."""
-    return strategy_of(batch.strategy, seed_of(batch))
-
-
-def chooser_of(strategy: Strategy, batch: Batch, index: int) -> RecordingChooser:
+def chooser_of(batch: Batch, index: int) -> RecordingChooser:
     """The choices of run `index`: those of its scenario are the family's."""
-    chooser = strategy.chooser(index)
+    chooser = drawn_chooser(seed_of(batch), index)
     values = FAMILIES[batch.family].values
     if values:
         chooser.bias(values)
     return chooser
-
-
-def chooser_before(
-    target: AccountingTarget, batch: Batch, index: int, on_run: Callable[[int], None] = lambda _index: None
-) -> RecordingChooser:
-    """The choices of run `index`, after the runs of its batch from which its strategy learns."""
-    strategy = begun(batch)
-    if batch.strategy != WITHOUT_HISTORY:
-        for before in range(batch.first, index):
-            on_run(before)
-            schedule = run_one(target, chooser_of(strategy, batch, before))
-            if schedule is not None:
-                schedule.teach(strategy)
-    return chooser_of(strategy, batch, index)
 
 
 def run_batch_here(

@@ -15,14 +15,12 @@ from typing import TypeVar
 import msgspec
 
 from specsim.choices.chooser import stream
-from specsim.choices.search_strategies import STRATEGIES
 from specsim.errors import UsageError
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch
 from specsim.tiers.registry import TIERS
 
 RUNS_MAX = 5000  # of a batch
-STRATEGY_WEIGHTS = {"swarm": 6, "pct": 2, "delays": 1}
 
 Drawn = TypeVar("Drawn")
 
@@ -43,7 +41,6 @@ class Plan:
     campaign: int
     lots: tuple[Lot, ...]
     families: tuple[tuple[str, int], ...]
-    strategies: tuple[tuple[str, int], ...]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -62,14 +59,13 @@ def plan_from_json(text: str) -> Plan:
     weights = [lot.weight for lot in plan.lots]
     for name, entries, known in (
         ("family", plan.families, FAMILIES),
-        ("strategy", plan.strategies, STRATEGIES),
         ("tier", [(lot.tier, lot.weight) for lot in plan.lots], TIERS),
     ):
         unknown = [entry for entry, _ in entries if entry not in known]
         if unknown:
             raise _damaged(f"there is no {name} {unknown[0]!r}")
         weights += [weight for _, weight in entries]
-    if not (plan.lots and plan.families and plan.strategies and all(0 < weight < 1 << 32 for weight in weights)):
+    if not (plan.lots and plan.families and all(0 < weight < 1 << 32 for weight in weights)):
         raise _damaged("a weight is not positive, or nothing has one")
     return plan
 
@@ -83,28 +79,21 @@ def lots_of(tiers: Mapping[str, Sequence[str]]) -> tuple[Lot, ...]:
     return tuple(Lot(target, tier, TIERS[tier].batch_weight) for target, of in tiers.items() for tier in of)
 
 
-def weights_of(option: str, given: Sequence[str], known: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def family_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """The weights of NAME=WEIGHT texts: of those alone, where some are given. NAME alone weighs 1."""
+    known = {family.name: family.weight for family in FAMILIES.values()}
     weights: dict[str, int] = {}
     for text in given:
         name, _, weight = text.partition("=")
         if name not in known:
-            raise UsageError(f"{option} {text!r}: there is no {name!r}", f"choose among {', '.join(known)}")
+            raise UsageError(f"--family {text!r}: there is no {name!r}", f"choose among {', '.join(known)}")
         if weight and not (weight.isascii() and weight.isdigit() and len(weight) < 7):
-            raise UsageError(f"{option} {text!r}: the weight {weight!r} is no whole number", f"give {name}=2")
+            raise UsageError(f"--family {text!r}: the weight {weight!r} is no whole number", f"give {name}=2")
         weights[name] = int(weight or 1)
     if given and not any(weights.values()):
-        raise UsageError(f"{option}: every weight is 0", "give one at least a weight of 1")
+        raise UsageError("--family: every weight is 0", "give one at least a weight of 1")
     chosen = weights or known
     return tuple((name, weight) for name, weight in chosen.items() if weight)
-
-
-def family_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    return weights_of("--family", given, {family.name: family.weight for family in FAMILIES.values()})
-
-
-def strategy_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    return weights_of("--strategy", given, {name: STRATEGY_WEIGHTS.get(name, 0) for name in STRATEGIES})
 
 
 def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str, str]] = ()) -> Batch:
@@ -134,7 +123,6 @@ def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str,
         target=lot.target,
         tier=lot.tier,
         family=among(plan.families) if tier.has_single_runs else "",
-        strategy=among(plan.strategies) if tier.has_single_runs else "",
     )
 
 

@@ -37,7 +37,7 @@ from specsim.engines.target import parse_target
 from specsim.errors import UsageError, described
 from specsim.fuzz.batch import (
     SHRINKING,
-    chooser_before,
+    chooser_of,
     failure_of,
     run_batch_here,
     run_one,
@@ -363,9 +363,8 @@ def _make_again(request: BatchRequest, loaded: Loaded, forks: Forks) -> None:
 
     def work() -> dict[str, Any]:
         refused: dict[str, int] = {}
-        chooser = chooser_before(target, batch, index, page.tell)
         page.tell(index)
-        schedule = run_one(target, chooser, refused)
+        schedule = run_one(target, chooser_of(batch, index), refused)
         if schedule is None:
             return {"judged": False, "why": next(iter(refused), "")}
         findings = shown_as_found(target, batch, index, schedule)
@@ -398,9 +397,8 @@ def _alone(
     target, page = loaded.target, forks.page
 
     def work() -> dict[str, Any]:
-        chooser = chooser_before(target, batch, died.run, page.tell)
         page.tell(died.run)
-        run_one(target, _WrittenChooser(chooser, page))
+        run_one(target, _WrittenChooser(chooser_of(batch, died.run), page))
         return {}
 
     again = forks.run(work, hang_seconds)

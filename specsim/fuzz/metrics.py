@@ -31,7 +31,7 @@ _SUMS = {
     "deaths": "Batches whose process did not come to its end.",
     "cpu_seconds": "CPU time of the batches.",
 }
-_OF_A_SUM = ("target", "tier", "strategy")
+_OF_A_SUM = ("target", "tier")
 Labels = tuple[str, ...]
 
 
@@ -50,7 +50,7 @@ class Counts:
     def begin(self, store: Store) -> None:
         """Take what the store holds already."""
         for batch in store.batches():
-            self._add((batch.target, batch.tier, batch.strategy), batch)
+            self._add((batch.target, batch.tier), batch)
         for covered in store.coverage():
             self.features.setdefault(covered.target, set()).add(covered.feature)
         self.found(store.findings())
@@ -58,7 +58,7 @@ class Counts:
     def take(self, result: BatchResult, findings: Iterable[StoredFinding]) -> None:
         """Count a batch that was stored, each once, and what the store's findings are now."""
         batch = result.batch
-        self._add((batch.target, batch.tier, batch.strategy), result)
+        self._add((batch.target, batch.tier), result)
         self.features.setdefault(batch.target, set()).update(result.features)
         self.found(findings)
 

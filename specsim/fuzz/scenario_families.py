@@ -1,10 +1,10 @@
 """Scenario families: what a batch's schedules have more of than the default swarm gives.
 
 A family names labels of choices that draw a scenario, and the values that those choices are drawn from in its batches;
-a value that is named twice is drawn twice as often. All other choices, and all of the schedule, are the strategy's. The
-tape holds what was chosen, so a tape needs no family to be run again.
+a value that is named twice is drawn twice as often. All other choices, and all of the schedule, are drawn as
+ever. The tape holds what was chosen, so a tape needs no family to be run again.
 
-What they do not do: force an interleaving. That is the strategies' work.
+What they do not do: force an interleaving.
 
 This module imports neither torch nor triton.
 """

@@ -7,10 +7,8 @@ read meanwhile. Nothing is decided by the wall clock: the time of a batch is the
     meta      format, specsim, campaign (the seed), created, plan (what the campaign draws its batches from, JSON)
     batches   one row for each batch that was run; `campaign` is the seed that it was drawn from
     coverage  runs that reached a feature, and the batch that was the first
-    tapes     of earlier versions, whose strategies were guided by coverage: nothing writes or reads it
     findings  one row for each signature and target; shard, number, run and cpu_seconds are those of its first hit
     seen      what each version of a target showed of a signature
-    hits      each strategy that hit a signature: how often, and its own CPU time on the target until the first hit
     replays   the smallest replay files of a signature, at most `REPLAYS_MAX`
 
 Seeds are text there: SQLite's integers end at 2**63 - 1.
@@ -37,7 +35,7 @@ import msgspec
 from specsim.engine.marks import NUMBERED
 from specsim.errors import UsageError
 from specsim.fuzz.store_file import locked, readable, writable
-from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.fuzz.work import BatchResult, Found
 
 REPLAYS_MAX = 3  # of a signature on a target
 
@@ -63,8 +61,6 @@ class StoredBatch:
     version: str
     tier: str
     family: str
-    strategy: str
-    tapes_to: Count
     runs: Count
     events: Count
     seconds: Seconds
@@ -88,9 +84,9 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class StoredFinding:
-    """A finding of a target. Strategy, family, shard, number and run are those of its first hit; `cpu_seconds` the
-    CPU time of the whole campaign until then; `first_seen` and `last_seen` versions of the target. A `count` of 0 says
-    that it was found on another target, and that its replay file shows it on this one too.
+    """A finding of a target. Family, shard, number and run are those of its first hit; `cpu_seconds` the CPU time of
+    the whole campaign until then; `first_seen` and `last_seen` versions of the target. A `count` of 0 says that it was
+    found on another target, and that its replay file shows it on this one too.
     """
 
     signature: str
@@ -102,7 +98,6 @@ class StoredFinding:
     reach: str
     where: str
     count: Count
-    strategy: str
     family: str
     shard: Count
     number: Count
@@ -121,22 +116,6 @@ class Seen:
     target: str
     version: str
     verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Hits:
-    """How often a strategy hit a signature of a target, the first time in run `run`; `cpu_seconds` is the CPU time of
-    that strategy's batches of the target until then.
-    """
-
-    signature: str
-    target: str
-    strategy: str
-    count: Count
-    shard: Count
-    number: Count
-    run: int
-    cpu_seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +216,8 @@ class Store:
         batch = result.batch
         with self._transaction() as cursor:
             before = cursor.execute("SELECT total(cpu_seconds) FROM batches").fetchone()[0]
-            of_strategy = "SELECT total(cpu_seconds) FROM batches WHERE target = ? AND strategy = ?"
-            before_of_it = cursor.execute(of_strategy, (batch.target, batch.strategy)).fetchone()[0]
             cursor.execute(
-                f"INSERT OR IGNORE INTO batches VALUES ({', '.join('?' * 18)})",
+                f"INSERT OR IGNORE INTO batches VALUES ({', '.join('?' * 16)})",
                 (
                     batch.shard,
                     batch.number,
@@ -250,8 +227,6 @@ class Store:
                     result.version,
                     batch.tier,
                     batch.family,
-                    batch.strategy,
-                    0,  # tapes_to, of earlier versions
                     result.runs,
                     result.events,
                     result.seconds,
@@ -271,7 +246,6 @@ class Store:
             )
             for found in result.findings:
                 _put_finding(cursor, result, found, before)
-                _put_hits(cursor, batch, found, before_of_it)
         if batch.shard in self._stored:
             self._stored[batch.shard].add(batch.number)
         return True
@@ -306,10 +280,6 @@ class Store:
         """Every finding, by its target and signature."""
         return self._rows(StoredFinding, "SELECT * FROM findings ORDER BY target, signature")
 
-    def hits(self) -> list[Hits]:
-        """What each strategy hit and when, soonest first."""
-        return self._rows(Hits, "SELECT * FROM hits ORDER BY cpu_seconds, signature, target, strategy")
-
     def seen(self) -> list[Seen]:
         return self._rows(Seen, "SELECT * FROM seen ORDER BY rowid")
 
@@ -332,7 +302,7 @@ class Store:
                 return
             cursor.execute("UPDATE findings SET last_seen = ? WHERE signature = ? AND target = ?", (version, *of))
             made = replace(finding, target=target, count=0, first_seen=version, last_seen=version, state="open")
-            cursor.execute(f"INSERT OR IGNORE INTO findings VALUES ({', '.join('?' * 18)})", astuple(made))
+            cursor.execute(f"INSERT OR IGNORE INTO findings VALUES ({', '.join('?' * 17)})", astuple(made))
             cursor.execute(
                 "INSERT OR IGNORE INTO replays SELECT signature, ?, digest, size, text FROM replays "
                 "WHERE signature = ? AND target = ?",
@@ -426,7 +396,7 @@ def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: Found, cpu_
     texts: dict[str, Any] = {name: _plain(getattr(found, name)) for name in _TEXTS_OF_FOUND}
     found = replace(found, **texts)
     cursor.execute(
-        f"INSERT INTO findings VALUES ({', '.join('?' * 18)}) ON CONFLICT(signature, target) DO UPDATE SET "
+        f"INSERT INTO findings VALUES ({', '.join('?' * 17)}) ON CONFLICT(signature, target) DO UPDATE SET "
         "count = count + excluded.count, last_seen = excluded.last_seen, state = 'open'",
         (
             found.signature,
@@ -438,7 +408,6 @@ def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: Found, cpu_
             found.reach,
             found.where,
             found.count,
-            batch.strategy,
             batch.family,
             batch.shard,
             batch.number,
@@ -475,21 +444,3 @@ def _size_of(text: object) -> tuple[int, ...]:
         return tuple(msgspec.json.decode(str(text), type=tuple[int, ...]))
     except (msgspec.DecodeError, RecursionError):
         return (1 << 62,)
-
-
-def _put_hits(cursor: sqlite3.Cursor, batch: Batch, found: Found, cpu_seconds_before: float) -> None:
-    if batch.strategy:
-        cursor.execute(
-            "INSERT INTO hits VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT(signature, target, strategy) DO UPDATE SET count = count + excluded.count",
-            (
-                _plain(found.signature),
-                batch.target,
-                batch.strategy,
-                found.count,
-                batch.shard,
-                batch.number,
-                found.index,
-                cpu_seconds_before + found.cpu_seconds,
-            ),
-        )

@@ -20,36 +20,28 @@ import specsim
 from specsim.errors import UsageError
 from specsim.files import open_lock
 
-FORMAT = 1
+FORMAT = 2
 WAIT_SECONDS = 30.0  # for a reader that holds the file
 TEXT_BYTES_MAX = 64 << 20  # of one text of a store
 
 _TABLES = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE batches(
-    shard INT, number INT, first INT, count INT, target TEXT, version TEXT, tier TEXT, family TEXT, strategy TEXT,
-    tapes_to INT, runs INT, events INT, seconds REAL, cpu_seconds REAL, refused TEXT, ended TEXT, at REAL,
-    campaign TEXT,
+    shard INT, number INT, first INT, count INT, target TEXT, version TEXT, tier TEXT, family TEXT, runs INT,
+    events INT, seconds REAL, cpu_seconds REAL, refused TEXT, ended TEXT, at REAL, campaign TEXT,
     PRIMARY KEY(shard, number));
 CREATE TABLE coverage(
     target TEXT, feature TEXT, runs INT, shard INT, number INT, PRIMARY KEY(target, feature)) WITHOUT ROWID;
-CREATE TABLE tapes(
-    id INTEGER PRIMARY KEY, digest TEXT UNIQUE, target TEXT, tape TEXT, features TEXT, cost INT, model_hash TEXT,
-    origin TEXT);
-CREATE INDEX tapes_of_a_target ON tapes(target, id);
 CREATE TABLE findings(
     signature TEXT, target TEXT, tier TEXT, rule TEXT, title TEXT, severity TEXT, reach TEXT, "where" TEXT, count INT,
-    strategy TEXT, family TEXT, shard INT, number INT, run INT, cpu_seconds REAL, first_seen TEXT, last_seen TEXT,
-    state TEXT, PRIMARY KEY(signature, target));
+    family TEXT, shard INT, number INT, run INT, cpu_seconds REAL, first_seen TEXT, last_seen TEXT, state TEXT,
+    PRIMARY KEY(signature, target));
 CREATE TABLE seen(
     signature TEXT, target TEXT, version TEXT, verdict TEXT, PRIMARY KEY(signature, target, version));
-CREATE TABLE hits(
-    signature TEXT, target TEXT, strategy TEXT, count INT, shard INT, number INT, run INT, cpu_seconds REAL,
-    PRIMARY KEY(signature, target, strategy));
 CREATE TABLE replays(
     signature TEXT, target TEXT, digest TEXT, size TEXT, text TEXT, PRIMARY KEY(signature, target, digest));
 """
-_NAMES = {"meta", "batches", "coverage", "tapes", "findings", "seen", "hits", "replays"}
+_NAMES = {"meta", "batches", "coverage", "findings", "seen", "replays"}
 
 
 def locked(path: Path) -> int:

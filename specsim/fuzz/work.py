@@ -1,8 +1,8 @@
 """What a campaign hands to a worker, and what comes back. Plain data: it goes through pipes, Ray and JSON alike.
 
-A campaign is a seed. Its work is one endless row of runs for each shard, cut into batches; which target, tier, scenario
-family and strategy a batch has is drawn from (campaign, shard, number of the batch). So a run is made again from
-(campaign, shard, index) and, where the strategy learns, from the runs of its batch before it.
+A campaign is a seed. Its work is one endless row of runs for each shard, cut into batches; which target, tier and
+scenario family a batch has is drawn from (campaign, shard, number of the batch). So a run is made again from
+(campaign, shard, index).
 
 This module imports neither torch nor triton.
 """
@@ -19,7 +19,6 @@ class Batch:
     `campaign` the seed; `shard` 0 to shards - 1
     `target`   a TARGET as the user wrote it; `tier` accounting, ops, scheduler or workers
     `family`   the scenario family of the batch (`specsim.fuzz.scenario_families`), "" for tiers without schedules
-    `strategy` one of `specsim.choices.search_strategies`; "" for tiers without schedules
     `known`    signatures that are not shrunk again
     `device`   of the ops tier: cpu or cuda
     """
@@ -32,7 +31,6 @@ class Batch:
     target: str
     tier: str
     family: str = ""
-    strategy: str = ""
     known: tuple[str, ...] = ()
     device: str = "cpu"
 

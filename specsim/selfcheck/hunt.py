@@ -1,4 +1,4 @@
-"""How soon a strategy, the default swarm if no other is named, finds a mutant.
+"""How soon the schedules that `specsim check` draws find a mutant.
 
 For each seed from 0 on, schedules are run until one breaks a rule, in a child process that loads the changed model.
 Run as a module, this is that child: it reads a question from standard input and prints JSON.
@@ -98,13 +98,12 @@ def hunt_in_child(
     seconds_max: float = SECONDS_MAX,
     without: Collection[str] = (),
     only: Collection[str] = (),
-    strategy: str = "swarm",
     deadline: Deadline = NEVER,
 ) -> Hunted:
-    """Hunt a mutant in a process of its own, by a strategy of `specsim.choices.search_strategies`, with up to
-    `schedules_max` schedules and `seconds_max` CPU seconds for each of `seeds` seeds, from `first_seed` on. The rules
-    `without` are switched off; when `only` is not empty, so are all but those. Seeds whose hunt was not over at the
-    `deadline` are left out; InterruptedHuntError when that is all of them.
+    """Hunt a mutant in a process of its own, with up to `schedules_max` schedules and `seconds_max` CPU seconds for
+    each of `seeds` seeds, from `first_seed` on. The rules `without` are switched off; when `only` is not empty, so are
+    all but those. Seeds whose hunt was not over at the `deadline` are left out; InterruptedHuntError when that is all
+    of them.
     """
     question = {
         "mutant": mutant.id,
@@ -113,7 +112,6 @@ def hunt_in_child(
         "seconds_max": seconds_max,
         "without": sorted(without),
         "only": sorted(only),
-        "strategy": strategy,
         "ends_at": deadline.to_json(),
     }
     hunts = _ask(mutant, "specsim.selfcheck.hunt", question, deadline)
@@ -163,7 +161,6 @@ def _hunt(
     seed: int,
     schedules_max: int,
     seconds_max: float,
-    strategy_name: str,
     rules: tuple[Rule, ...],
     deadline: Deadline = NEVER,
 ) -> Hunt | None:
@@ -171,10 +168,9 @@ def _hunt(
     # Imported late: the mutant is applied before the modules of the simulator are loaded.
     from specsim.engine.accounting_target import ModelTarget
     from specsim.engine.rules.checked_engine import checked_engine
-    from specsim.tiers.accounting.schedules import run_schedule, strategy_of
+    from specsim.tiers.accounting.schedules import chooser_of, run_schedule
 
     target, engine = ModelTarget(), partial(checked_engine, rules=rules)
-    strategy = strategy_of(strategy_name, seed)
     start = time.process_time()
     signatures: tuple[str, ...] = ()
     index = 0
@@ -182,13 +178,12 @@ def _hunt(
         if deadline.is_over:
             return None
         try:
-            schedule = run_schedule(target, strategy.chooser(index), engine=engine)
+            schedule = run_schedule(target, chooser_of(seed, index), engine=engine)
         except Exception as error:  # a changed model, or one whose broken rule is switched off, may raise anything
             signatures = (f"accounting:{EXCEPTION}:{type(error).__name__}",)
         else:
             if schedule is not None:
                 signatures = tuple(violation.signature for violation in schedule.run.violations)
-                schedule.teach(strategy)
         index += 1
     return Hunt(seed, index, time.process_time() - start, signatures)
 
@@ -201,7 +196,7 @@ def main() -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    limits = (question["schedules_max"], question["seconds_max"], question["strategy"], rules)
+    limits = (question["schedules_max"], question["seconds_max"], rules)
     deadline = Deadline.from_json(question["ends_at"])
     hunts = (_hunt(seed, *limits, deadline) for seed in question["seeds"])
     print(json.dumps([asdict(hunt) for hunt in takewhile(lambda hunt: hunt is not None, hunts) if hunt]))

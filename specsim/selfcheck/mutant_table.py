@@ -1,5 +1,5 @@
-"""The table of mutants: by which rules each is found, after how many schedules and CPU seconds, by which strategy, on
-how small a schedule, and what would not be found without a rule. `specsim mutants --write` commits it as a page.
+"""The table of mutants: by which rules each is found, after how many schedules and CPU seconds, on how small a
+schedule, and what would not be found without a rule. `specsim mutants --write` commits it as a page.
 
 Every hunt runs in a process of its own; what a table says, CPU seconds apart, does not depend on how many there are at
 a time.
@@ -14,7 +14,6 @@ from statistics import median
 from threading import Lock
 from typing import Any, NamedTuple
 
-from specsim.choices.search_strategies import STRATEGIES
 from specsim.deadline import NEVER, Deadline
 from specsim.selfcheck.catalogue import Mutant, bug_of
 from specsim.selfcheck.hunt import (
@@ -38,18 +37,16 @@ class Effort(NamedTuple):
 SEEDS = 20
 SCHEDULES_MAX = 20000
 SEEDS_OF_A_CHILD = 5
-DEFAULT = "swarm"
 # What is seen of tokens and of the content of KV alone, without a look at lengths, owners or counters.
 CONTENT_ORACLE = ("I05", "I40")
 
 
 class Efforts(NamedTuple):
-    """How long the whole table takes: the default swarm, each other strategy, a mutant with rules switched off (whoever
-    is not found so soon survives), and the schedules of which the smallest is looked for.
+    """How long the whole table takes: a mutant, a mutant with rules switched off (whoever is not found so soon
+    survives), and the schedules of which the smallest is looked for.
     """
 
-    swarm: Effort = Effort(SEEDS, SCHEDULES_MAX)
-    strategy: Effort = Effort(SEEDS, 3000)
+    hunt: Effort = Effort(SEEDS, SCHEDULES_MAX)
     survival: Effort = Effort(2, 1000)
     smallest: int = 300
 
@@ -61,7 +58,6 @@ def efforts_with(seeds: int, schedules: int) -> Efforts:
     """The whole table's efforts with so many seeds, and no more schedules anywhere."""
     return Efforts(
         Effort(seeds, schedules),
-        Effort(seeds, min(schedules, WHOLE.strategy.schedules)),
         Effort(min(seeds, WHOLE.survival.seeds), min(schedules, WHOLE.survival.schedules)),
         min(schedules, WHOLE.smallest),
     )
@@ -79,22 +75,17 @@ class Without:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All that is known of a set of mutants. `by_strategy` has the default swarm too; `smallest` is None for a mutant
-    that was not found within its effort; `oracle` is the content oracle alone; `blind` are the blind mutants, by the
-    default swarm.
+    """All that is known of a set of mutants. `smallest` is None for a mutant that was not found within its effort;
+    `oracle` is the content oracle alone; `blind` are the blind mutants.
     """
 
     efforts: Efforts
-    by_strategy: Mapping[str, list[Hunted]]
+    hunted: list[Hunted]
     smallest: Mapping[str, Smallest | None]
     without: list[Without]
     oracle: list[Hunted]
     blind: list[Hunted]
     cpu_seconds: float
-
-    @property
-    def hunted(self) -> list[Hunted]:
-        return self.by_strategy[DEFAULT]
 
 
 def hunt_all(
@@ -105,7 +96,6 @@ def hunt_all(
     jobs: int = 1,
     without: Collection[str] = (),
     only: Collection[str] = (),
-    strategy: str = DEFAULT,
     first_seed: int = 0,
     on_done: Callable[[int, int], None] = lambda _done, _of: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -120,7 +110,6 @@ def hunt_all(
             Effort(seeds, schedules_max),
             without=without,
             only=only,
-            strategy=strategy,
             first_seed=first_seed,
         )
         return asked()
@@ -136,14 +125,11 @@ def build(
 ) -> Table:
     """The whole table, with `jobs` processes at a time. It calls `on_done(done, of)` as children end."""
     with _Hunters(jobs, on_done) as hunters:
-        asked = {DEFAULT: hunters.hunt(mutants, efforts.swarm)}
-        blind_asked = hunters.hunt(blind, efforts.swarm)
-        for name in STRATEGIES:
-            if name != DEFAULT:
-                asked[name] = hunters.hunt(mutants, efforts.strategy, strategy=name)
+        asked = hunters.hunt(mutants, efforts.hunt)
+        blind_asked = hunters.hunt(blind, efforts.hunt)
         oracle_asked = hunters.hunt(mutants, efforts.survival, only=CONTENT_ORACLE)
         smallest = {mutant.id: hunters.shrink(mutant, efforts.smallest) for mutant in mutants}
-        hunted = asked[DEFAULT]()
+        hunted = asked()
         # A mutant that two rules found is still found when one is off: only those that one rule found are hunted again.
         again = {
             rule: hunters.hunt(
@@ -155,10 +141,9 @@ def build(
             Without(rule, _ids(e for e in hunted if rule in e.rules), _ids(alone := ask()), seen_by_nobody(alone))
             for rule, ask in again.items()
         ]
-        by_strategy = {name: ask() for name, ask in asked.items()}
         return Table(
             efforts,
-            by_strategy,
+            hunted,
             {mutant_id: future.result() for mutant_id, future in smallest.items()},
             without,
             oracle_asked(),
@@ -197,7 +182,6 @@ class _Hunters:
         mutants: Sequence[Mutant],
         effort: Effort,
         *,
-        strategy: str = DEFAULT,
         without: Collection[str] = (),
         only: Collection[str] = (),
         first_seed: int = 0,
@@ -215,7 +199,6 @@ class _Hunters:
                     seeds=min(SEEDS_OF_A_CHILD, effort.seeds - first),
                     first_seed=first_seed + first,
                     schedules_max=effort.schedules,
-                    strategy=strategy,
                     without=without,
                     only=only,
                     deadline=self._deadline,
@@ -261,18 +244,8 @@ def seen_by_nobody(hunted: Sequence[Hunted]) -> list[str]:
     return [each.mutant.id for each in hunted if not each.found]
 
 
-def efforts_of(hunted: Hunted) -> dict[str, Any]:
-    """How many seeds found it, after how many schedules and CPU seconds."""
-    return {
-        "seeds": len(hunted.hunts),
-        "found": hunted.found,
-        "rules": hunted.rules,
-        "schedules": {"median": hunted.schedules_median, "worst": hunted.schedules_worst},
-        "cpu_seconds": {"median": hunted.cpu_seconds_median, "worst": hunted.cpu_seconds_worst},
-    }
-
-
 def to_json(hunted: Hunted) -> dict[str, Any]:
+    """A mutant, and how many seeds found it, after how many schedules and CPU seconds."""
     mutant = hunted.mutant
     return {
         "id": mutant.id,
@@ -282,21 +255,24 @@ def to_json(hunted: Hunted) -> dict[str, Any]:
         "module": mutant.module,
         "line": mutant.line,
         "becomes": mutant.becomes,
-        **efforts_of(hunted),
+        "seeds": len(hunted.hunts),
+        "found": hunted.found,
+        "rules": hunted.rules,
+        "schedules": {"median": hunted.schedules_median, "worst": hunted.schedules_worst},
+        "cpu_seconds": {"median": hunted.cpu_seconds_median, "worst": hunted.cpu_seconds_worst},
     }
 
 
 def table_to_json(table: Table) -> dict[str, Any]:
-    """The whole table; a mutant's row has what the other strategies needed, and its smallest schedule."""
+    """The whole table; a mutant's row has its smallest schedule."""
     rows = []
-    for at, hunted in enumerate(table.hunted):
+    for hunted in table.hunted:
         smallest = table.smallest[hunted.mutant.id]
         shown = {"requests": smallest.requests, "events": smallest.events} if smallest else None
-        strategies = {name: efforts_of(each[at]) for name, each in table.by_strategy.items()}
-        rows.append({**to_json(hunted), "strategies": strategies, "smallest": shown})
+        rows.append({**to_json(hunted), "smallest": shown})
     return {
-        "seeds": table.efforts.swarm.seeds,
-        "efforts": {"survival": table.efforts.survival._asdict(), "strategy": table.efforts.strategy._asdict()},
+        "seeds": table.efforts.hunt.seeds,
+        "efforts": {"survival": table.efforts.survival._asdict()},
         "cpu_seconds": round(table.cpu_seconds, 1),
         "mutants": rows,
         "without": {
@@ -324,19 +300,6 @@ def row(hunted: Hunted) -> tuple[str, ...]:
 
 
 COLUMNS = ("mutant", "found", "rules", "schedules, median", "worst", "CPU s, median", "worst")
-
-
-def in_total(hunted: Sequence[Hunted]) -> tuple[int, int, float, float, float]:
-    """Of a strategy: mutants that every seed found and that none did, and the sum of the medians of schedules and of
-    CPU seconds, and the worst of CPU seconds.
-    """
-    return (
-        sum(each.found == len(each.hunts) for each in hunted),
-        len(seen_by_nobody(hunted)),
-        sum(each.schedules_median for each in hunted),
-        sum(each.cpu_seconds_median for each in hunted),
-        max((each.cpu_seconds_worst for each in hunted), default=0.0),
-    )
 
 
 def spread(smallest: Mapping[str, Smallest | None]) -> tuple[float, int, float, int]:

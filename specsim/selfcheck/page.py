@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from specsim.selfcheck.catalogue import BUGS, CLASSES
 from specsim.selfcheck.hunt import Hunted
-from specsim.selfcheck.mutant_table import COLUMNS, CONTENT_ORACLE, Table, in_total, row, seen_by_nobody, spread
+from specsim.selfcheck.mutant_table import COLUMNS, CONTENT_ORACLE, Table, row, seen_by_nobody, spread
 
 
 def page(table: Table) -> str:
     """All of a table."""
-    parts = [_found(table), _strategies(table), _without(table), _oracle(table), _blind(table), _not_expressed()]
+    parts = [_found(table), _without(table), _oracle(table), _blind(table), _not_expressed()]
     return "\n".join(line for part in parts for line in part)
 
 
@@ -36,8 +36,7 @@ def _found(table: Table) -> list[str]:
         f"schedules find ends with: {requests:g} and {events:g} in the median, {requests_most} and"
         f" {events_most} at most.",
         "",
-        "This page is written by `specsim mutants --write docs/mutants.md`; its hunts took"
-        f" {table.cpu_seconds / 60:.0f} CPU minutes.",
+        "This page is written by `specsim mutants --write docs/mutants.md`.",
         "",
     ]
     lines += _head(("mutant", "what is wrong", *COLUMNS[1:], "smallest"))
@@ -47,32 +46,6 @@ def _found(table: Table) -> list[str]:
         shown = f"{smallest.requests}/{smallest.events}" if smallest else "not found"
         lines.append(_line((first, each.mutant.title, *cells, shown)))
     return [*lines, ""]
-
-
-def _strategies(table: Table) -> list[str]:
-    effort = table.efforts.strategy
-    lines = [
-        "## By strategy",
-        "",
-        f"Schedules in the median/worst, CPU seconds in the median/worst of {effort.seeds} seeds; before them how many",
-        f"seeds found it, where not all did. Strategies beside the swarm stop at {effort.schedules} schedules.",
-        "",
-    ]
-    lines += _head(("strategy", "every seed finds", "no seed finds", "schedules", "CPU s", "worst CPU s"))
-    for name, hunted in table.by_strategy.items():
-        always, never, schedules, seconds, worst = in_total(hunted)
-        lines.append(_line((name, f"{always}", f"{never}", f"{schedules:g}", f"{seconds:.2f}", f"{worst:.2f}")))
-    lines += ["", "Schedules and CPU seconds are sums of medians over all mutants.", ""]
-    lines += _head(("mutant", *table.by_strategy))
-    for of_one in zip(*table.by_strategy.values(), strict=True):
-        lines.append(_line((of_one[0].mutant.id, *map(_cell, of_one))))
-    return [*lines, ""]
-
-
-def _cell(hunted: Hunted) -> str:
-    found = "" if hunted.found == len(hunted.hunts) else f"{hunted.found}/{len(hunted.hunts)}: "
-    schedules = f"{hunted.schedules_median:g}/{hunted.schedules_worst}"
-    return f"{found}{schedules}, {hunted.cpu_seconds_median:.2f}/{hunted.cpu_seconds_worst:.2f}"
 
 
 def _without(table: Table) -> list[str]:

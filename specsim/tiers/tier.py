@@ -15,8 +15,8 @@ To add a tier:
 
 Budget, seeds, restarts, one signature one finding, replay files, replay twice, shrink, pin, bisect, campaigns, the
 terminal's lines and "not run" come from what is written over the Protocol. A tier draws its cases and runs its search
-itself (`check`), because the searches differ: rounds over implementations, strategies that learn from schedule to
-schedule, one probe after the other.
+itself (`check`), because the searches differ: rounds over implementations, schedules that are run again in
+another order, one probe after the other.
 """
 
 from __future__ import annotations

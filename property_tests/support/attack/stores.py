@@ -14,17 +14,15 @@ from property_tests.support.attack.damage import HOSTILE_TEXT, JSON_SHAPES, NUMB
 from property_tests.support.attack.folder import Folder
 from property_tests.support.attack.replays import FIXTURES
 from property_tests.support.attack.runner import Attack
-from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
+from specsim.fuzz.batches import Plan, family_weights, lots_of
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult, Found
 
-TABLES = ("meta", "batches", "coverage", "tapes", "findings", "seen", "hits", "replays")
+TABLES = ("meta", "batches", "coverage", "findings", "seen", "replays")
 # Columns that hold JSON.
 JSON_COLUMNS = (
     ("meta", "value", "key = 'plan'"),
     ("batches", "refused", "1"),
-    ("tapes", "tape", "1"),
-    ("tapes", "features", "1"),
     ("replays", "size", "1"),
     ("replays", "text", "1"),
 )
@@ -39,10 +37,10 @@ def whole() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, STORE)
         with Store.open(path, campaign=7) as store:
-            plan = Plan(7, lots_of({"model": ["accounting"]}), family_weights(()), strategy_weights(()))
+            plan = Plan(7, lots_of({"model": ["accounting"]}), family_weights(()))
             store.set_meta(campaign="7", plan=plan.to_json())
             for number in range(2):
-                batch = Batch(7, 0, number, number * 10, 10, "model", "accounting", "any", "swarm")
+                batch = Batch(7, 0, number, number * 10, 10, "model", "accounting", "any")
                 found = Found(
                     signature="accounting:I54:leak:session match",
                     tier="accounting",
@@ -76,7 +74,6 @@ def whole() -> bytes:
             connection.execute("PRAGMA journal_mode=DELETE")
             connection.execute("UPDATE meta SET value = '0' WHERE key = 'created'")
             connection.execute("UPDATE batches SET at = 1.0")
-            connection.execute("INSERT INTO tapes VALUES (1, 'd', 'model', '[3]', '[]', 40, 'abc', 'an earlier one')")
             connection.commit()
         return path.read_bytes()
 

@@ -1,5 +1,4 @@
-"""What a run showed: pairs of a request's state and an event, marks, and the rules that it gave anything to check; and
-which choices are contests of agents.
+"""What a run showed: pairs of a request's state and an event, marks, and the rules that it gave anything to check.
 
 All of it is read from the scenario and the log of a run that is over, so it costs nothing when nobody wants it, and is
 the same for every target and for the compiled simulator.
@@ -7,24 +6,11 @@ the same for every target and for the compiled simulator.
 
 from __future__ import annotations
 
-from specsim.choices.search_strategies import Contest
 from specsim.engine.event_log import Run
 from specsim.engine.rules.table import CONDITIONAL
 from specsim.engine.rules.views import Shown
 from specsim.engine.workload import Scenario
 
-# Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
-CONTESTS = {
-    "device goes first": Contest("device", 1, 0),
-    "stream": Contest("a stream out of turn", 1, 0),
-    "arrives later": Contest("client", 0, 1),
-    "admit later": Contest("admission", 0, 1),
-    "abort": Contest("aborting client", 1, 0),
-    "retract on demand": Contest("memory pressure", 1, 0),
-    "timeout": Contest("timer", 1, 0),
-    "pause": Contest("operator", 1, 0),
-    "idle batch": Contest("end of idling", 0, 1),  # a rank that idles on keeps the run from its end
-}
 _BECOMES = {
     "arrive": "waiting",
     "admit": "prefilling",

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from specsim.choices.chooser import RecordingChooser, Tape, continued, replayed, seeded
-from specsim.choices.search_strategies import STRATEGIES, Strategy
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.event_log import Run
@@ -22,9 +21,7 @@ from specsim.engine.loop import Engine, UnsupportedScenarioError
 from specsim.engine.marks import INTERLEAVINGS, LIFE, note
 from specsim.engine.observer import Violation
 from specsim.engine.rules.checked_engine import checked_engine
-from specsim.engine.rules.coverage import CONTESTS
 from specsim.engine.workload import Scenario, draw_scenario
-from specsim.errors import no_such
 from specsim.tiers.accounting.decisive_pair import Pair, StoppedError, decisive_pair
 from specsim.tiers.accounting.scenario_reduction import without_one_item
 
@@ -54,10 +51,6 @@ class Schedule:
 
     def violation(self, signature: str) -> Violation | None:
         return next((v for v in self.run.violations if v.signature == signature), None)
-
-    def teach(self, strategy: Strategy) -> None:
-        """Tell the strategy that chose it what came of it."""
-        strategy.learn(self.tape, (), len(self.run.log))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +116,6 @@ def run_schedule(
     return Schedule(scenario, chooser.tape, run)
 
 
-def strategy_of(name: str, seed: int) -> Strategy:
-    """The strategy of that name; UsageError when there is none."""
-    if name not in STRATEGIES:
-        raise no_such("strategy", name, STRATEGIES)
-    return STRATEGIES[name](seed, CONTESTS)
-
-
 def chooser_of(seed: int, index: int) -> RecordingChooser:
     return seeded(seed, "schedules", index)
 
@@ -165,7 +151,6 @@ def simulate(
     schedules: int,
     deadline: float,
     on_schedule: Callable[[int], None],
-    strategy: Strategy | None = None,
     ordered: bool = True,
     result: SimulationResult | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -177,13 +162,11 @@ def simulate(
 ) -> SimulationResult:
     """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found in what is left.
 
-    The schedules `known` come first, `on_known(name)` before each. `strategy` is one of
-    `specsim.choices.search_strategies`; the default swarm when left out. `on_schedule(index)` is called before each
-    schedule, with -1 while shrinking.
-    Each finding is shrunk with `attempts` attempts at most, as many as the shrinker makes by itself when left out.
-    Without `ordered`, nobody looks for the two events whose order matters. Findings are in `result`; `on_found` gets
-    each as it was hit, and again when it was shrunk. `stopped` ends the run as the deadline does; what
-    `shrinks(signature)` refuses stays as large as it is.
+    The schedules `known` come first, `on_known(name)` before each. `on_schedule(index)` is called before each
+    schedule, with -1 while shrinking. Each finding is shrunk with `attempts` attempts at most, as many as the shrinker
+    makes by itself when left out. Without `ordered`, nobody looks for the two events whose order matters. Findings are
+    in `result`; `on_found` gets each as it was hit, and again when it was shrunk. `stopped` ends the run as the
+    deadline does; what `shrinks(signature)` refuses stays as large as it is.
     """
     result = SimulationResult() if result is None else result
     hits: dict[str, _Hits] = {}
@@ -207,12 +190,9 @@ def simulate(
             result.cut_short = True
             break
         on_schedule(index)
-        chooser = strategy.chooser(index) if strategy is not None else chooser_of(seed, index)
-        schedule = run_schedule(target, chooser, result.refused)
+        schedule = run_schedule(target, chooser_of(seed, index), result.refused)
         if schedule is None:
             continue
-        if strategy is not None:
-            schedule.teach(strategy)
         result.schedules += 1
         result.events += len(schedule.run.log)
         note(result.marks, schedule.run.marks)
