@@ -14,7 +14,7 @@ from property_tests.support.scripted_schedules import GRAMMAR, Script, turn
 from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.config import EngineConfig
 from specsim.engine.event_log import Run
-from specsim.engine.marks import CROSSED, INTERLEAVINGS, LIFE, MARKS, NUMBERED, note
+from specsim.engine.marks import CROSSED, INTERLEAVINGS, LIFE, MARKS, note
 from specsim.engine.model import EOS
 from specsim.engine.request import Turn
 from specsim.engine.rules.checked_engine import checked_engine
@@ -138,11 +138,6 @@ def test_every_page_size_is_drawn() -> None:
     found = shares_of_many()
     assert all(found[f"pages of {size}"] > 0.1 for size in (2, 4, 16))
     assert all(0.01 < found[f"pages of {size}"] < 0.06 for size in (64, 256))
-
-
-def test_every_number_of_earlier_versions_is_the_name_of_an_interleaving() -> None:
-    assert [*NUMBERED] == [f"R{number}" for number in range(1, 21) if number != 19]
-    assert [*NUMBERED.values()] == [*INTERLEAVINGS]
 
 
 def test_pairs_of_features_are_counted_with_each_other_and_with_interleavings() -> None:

@@ -59,14 +59,6 @@ def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store
         assert [replay.text for replay in reader.replays(finding.signature, "model")] == ["replay of size (1,)"]
 
 
-def test_a_numbered_mark_of_an_earlier_version_is_read_by_its_name(store: Store) -> None:
-    store.add(result(batch(4), features={"mark:R14": 3, "mark:tree": 2}))
-    assert {covered.feature: covered.runs for covered in store.coverage()} == {
-        "mark:batch_lost_and_gained": 3,
-        "mark:tree": 2,
-    }
-
-
 @settings(max_examples=20)
 @given(
     numbers=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(1, 9)), max_size=30),

@@ -38,8 +38,6 @@ INTERLEAVINGS: dict[str, str] = {
     "session_turn_interrupted": "a session's turn is aborted or retracted with memory of its session in its hands",
     "prefill_result_of_retracted": "a prefill's result comes when its request was retracted",
 }
-# What stores of earlier versions call the interleavings: R1 to R18, and R20.
-NUMBERED: dict[str, str] = {f"R{number}": name for number, name in zip([*range(1, 19), 20], INTERLEAVINGS, strict=True)}
 # Steps in the life of a request or an engine.
 LIFE: dict[str, str] = {
     "finish: EOS": "the model says EOS",

@@ -32,7 +32,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from specsim.engine.marks import NUMBERED
 from specsim.errors import UsageError
 from specsim.fuzz.store_file import locked, readable, writable
 from specsim.fuzz.work import BatchResult, Found
@@ -268,11 +267,8 @@ class Store:
     # Coverage
 
     def coverage(self) -> list[Covered]:
-        """Every feature that was reached, by its present name: earlier versions number the interleavings. So a store
-        that two versions wrote has some features twice.
-        """
-        rows = self._rows(Covered, "SELECT * FROM coverage ORDER BY target, feature")
-        return [replace(row, feature=_FEATURES_RENAMED.get(row.feature, row.feature)) for row in rows]
+        """Every feature that was reached."""
+        return self._rows(Covered, "SELECT * FROM coverage ORDER BY target, feature")
 
     # Findings
 
@@ -375,7 +371,6 @@ class Store:
             cursor.close()
 
 
-_FEATURES_RENAMED = {f"mark:{number}": f"mark:{name}" for number, name in NUMBERED.items()}
 _JSON_COLUMNS: dict[Any, dict[str, Any]] = {
     StoredBatch: {"refused": dict[str, Count], "campaign": Annotated[int, msgspec.Meta(ge=0)]},
     StoredReplay: {"size": tuple[int, ...]},

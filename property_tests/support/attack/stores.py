@@ -14,6 +14,7 @@ from property_tests.support.attack.damage import HOSTILE_TEXT, JSON_SHAPES, NUMB
 from property_tests.support.attack.folder import Folder
 from property_tests.support.attack.replays import FIXTURES
 from property_tests.support.attack.runner import Attack
+from specsim.engine.marks import INTERLEAVINGS
 from specsim.fuzz.batches import Plan, family_weights, lots_of
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult, Found
@@ -55,7 +56,7 @@ def whole() -> bytes:
                     size=(4, 2),
                     cpu_seconds=0.5,
                 )
-                features = {f"mark:R{number}": 3, "pair:running 1 False finish finished": 2}
+                features = {f"mark:{[*INTERLEAVINGS][number]}": 3, "pair:running 1 False finish finished": 2}
                 store.add(
                     BatchResult(
                         batch=batch,
