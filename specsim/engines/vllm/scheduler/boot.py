@@ -47,6 +47,9 @@ LATE = "arrives in a step"
 REFUSED = "error"
 """Why a request ended that was refused."""
 
+BEYOND = 32
+"""Tokens that a request may be ahead of its end, in steps under way: masks hold these to the grammar, too."""
+
 Script = Callable[[int], Sequence[Callable[[], Any]] | None]
 
 
@@ -300,7 +303,7 @@ class Booted:
         self.requests[rid] = request
         self.model.prefixes[rid] = prefixes = Prefixes(list(prompt))
         if grammar:
-            said = [prefixes.token(len(prompt) + number) for number in range(answer)]
+            said = [prefixes.token(len(prompt) + number) for number in range(answer + BEYOND)]
             before = reasoned(prompt, said) if self.setup.reasoning else 0
             if before >= 0:
                 prefixes.say(len(prompt) + before, grammar)
