@@ -78,6 +78,64 @@ print([target.start(setup).facts.context for setup in {list(LONGEST)!r}])
     assert json.loads(ran.stdout) == list(LONGEST.values())
 
 
+BEYOND_ITS_END = {
+    "rid": "r06",
+    "prompt": [
+        66,
+        80,
+        26,
+        44,
+        64,
+        86,
+        40,
+        66,
+        24,
+        54,
+        86,
+        50,
+        86,
+        54,
+        24,
+        66,
+        40,
+        86,
+        64,
+        44,
+        26,
+        80,
+        66,
+        54,
+        44,
+        36,
+        30,
+    ],
+    "answer": 7,
+    "at": 0,
+    "grammar": [85, 66],
+}
+"""Its reasoning ends with the first token behind its answer, which a step under way reads."""
+
+
+def test_what_is_said_beyond_an_answer_is_held_to_its_grammar_too(vllm_release: str) -> None:
+    code = f"""
+from specsim.engines.load import load_scheduler
+from specsim.engines.target import Release
+from specsim.lifting.cache import open_cache
+from specsim.rules.table import CHECKS
+from specsim.world.case import Case
+from specsim.world.schedule import run_schedule
+
+target = load_scheduler(Release("vllm", "{vllm_release}"), open_cache(None))
+nobody = dict.fromkeys(("flushes", "abort_all", "pauses", "leaps"), [])
+case = Case({{"page_size": 4, "slots": 96, "reasoning": True}}, {{"turns": [{BEYOND_ITS_END!r}], **nobody}}, {{}})
+setup = case.started_by()
+record = run_schedule(target.start(setup), setup, CHECKS, case.chooser(), workload=case.users())
+print([one.signature for one in record.violations])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(ran.stdout) == []
+
+
 def test_schedules_are_the_same_whatever_the_hash_seed(vllm_release: str) -> None:
     first, again = (shown_by(VLLM_OLD, COUNT, seed, engine="vllm")["schedules"] for seed in ("0", "7"))
     assert first == again
