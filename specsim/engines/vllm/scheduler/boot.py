@@ -303,8 +303,10 @@ class Booted:
         self.requests[rid] = request
         self.model.prefixes[rid] = prefixes = Prefixes(list(prompt))
         if grammar:
-            said = [prefixes.token(len(prompt) + number) for number in range(answer + BEYOND)]
-            before = reasoned(prompt, said) if self.setup.reasoning else 0
+            before = 0
+            if self.setup.reasoning:
+                said = [prefixes.token(len(prompt) + number) for number in range(answer + BEYOND)]
+                before = reasoned(prompt, said)
             if before >= 0:
                 prefixes.say(len(prompt) + before, grammar)
         return self._kinds.ADD, (request, wave)

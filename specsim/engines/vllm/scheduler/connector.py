@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from specsim.engines.vllm.scheduler.imports import PACKAGE
-from specsim.engines.vllm.scheduler.pools import read, slots_of, write
+from specsim.engines.vllm.scheduler.pools import KvOwner, read, slots_of, write
+from specsim.world.fakes import nothing
 from specsim.world.hash_model import Prefixes
 from specsim.world.kv import Kv, NoSlot, Reports
 
@@ -42,21 +43,6 @@ class Plan(NamedTuple):
     in_the_step: tuple[Transfer, ...]
     meanwhile: tuple[Transfer, ...]
     handed_on: tuple[Transfer, ...]
-
-
-class _Seat(NamedTuple):
-    """See `pools.Reader`."""
-
-    rid: str
-    prefixes: Prefixes
-
-    @property
-    def owner(self) -> str:
-        return self.rid
-
-    @property
-    def is_read(self) -> bool:
-        return True
 
 
 class KvModel(Protocol):
@@ -115,7 +101,7 @@ class Outside:
         if room < transfer.end:
             model.reports.add_first(transfer.rid, "room", NoSlot("send", transfer.rid, room))
         else:
-            seat = _Seat(transfer.rid, model.prefixes[transfer.rid])
+            seat = KvOwner(transfer.rid, model.prefixes[transfer.rid])
             read(model.kv, seat, "send", [slots_of(transfer.blocks, transfer.end, model.block_size)], transfer.end, 0)
         self._was_read.append(transfer.rid)
 
@@ -145,7 +131,7 @@ def failing(loads: Iterable[tuple[Transfer, int]]) -> set[str]:
 def load(transfer: Transfer, end: int, model: KvModel) -> None:
     """Write its KV up to a position."""
     prefixes = model.prefixes[transfer.rid]
-    seat, slots = _Seat(transfer.rid, prefixes), slots_of(transfer.blocks, transfer.end, model.block_size)
+    seat, slots = KvOwner(transfer.rid, prefixes), slots_of(transfer.blocks, transfer.end, model.block_size)
     for position in range(transfer.start, end):
         write(model.kv, seat, [int(slots[position])], prefixes.of(position + 1))
 
@@ -178,17 +164,16 @@ def connector(outside: Outside, config: Any, role: Any, *kv_cache: Any) -> Any:
     return made
 
 
-def worker_connector(outside: Outside, worker: Any, config: Any, kv_cache: Any) -> Any:
-    """The worker's part, for a ReleaseWorker."""
-    made = _class_of(_Worker)(config, None, kv_cache)
-    made.outside, made.worker = outside, worker
+def worker_connector(worker: Any, config: Any) -> Any:
+    """The worker's part, for a ReleaseWorker with an Outside."""
+    made = _class_of(_Worker)(config, None, None)
+    made.worker = worker
     return made
 
 
 class _Worker:
     """The worker's part: what the release's base class leaves open. What is loaded in a step is there before it."""
 
-    outside: Outside
     worker: Any
     failed: Sequence[int] = ()
 
@@ -197,17 +182,16 @@ class _Worker:
             self.worker.load(functools.partial(load, transfer, end, self.worker))
 
     def get_finished(self, _finished: Any) -> tuple[Any, Any]:
-        if not self.outside.draws(2, "transfers go on"):
+        outside: Outside = self.worker.outside
+        if not outside.draws(2, "transfers go on"):
             self.worker.transfers_end()
-        come, was_read, failed = self.outside.said()
+        come, was_read, failed = outside.said()
         self.failed = [*self.worker.failed, *failed]
         return was_read, come
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self.failed = set(self.failed), ()
         return failed
-
-    def nothing(self, *_arguments: Any, **_named: Any) -> None: ...
 
     wait_for_layer_load = save_kv_layer = wait_for_save = nothing
     get_num_new_matched_tokens = update_state_after_alloc = build_connector_meta = request_finished_all_groups = nothing

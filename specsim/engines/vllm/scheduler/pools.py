@@ -6,6 +6,7 @@ Their blocks have numbers of one kind, and no block is of both: so each pool has
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,25 +14,30 @@ import numpy as np
 from specsim.engines.vllm.scheduler.imports import PAD_SLOT
 from specsim.world.hash_model import EMPTY, Prefixes
 from specsim.world.kv import Ints, Kv
+from specsim.world.kv import Reader as KvReader
 from specsim.world.ledger import Freed
 
 FULL, WINDOW = "full", "window"
 
 
-class Reader(Protocol):
+class Reader(KvReader, Protocol):
     """A request that has KV."""
 
     @property
-    def rid(self) -> str: ...
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def is_read(self) -> bool: ...
-
-    @property
     def prefixes(self) -> Prefixes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvOwner:
+    """See Reader. It has KV of its own."""
+
+    rid: str
+    prefixes: Prefixes
+    is_read: bool = field(default=True, kw_only=True)
+
+    @property
+    def owner(self) -> str:
+        return self.rid
 
 
 def slots_of(blocks: Sequence[int], count: int, block_size: int) -> Ints:

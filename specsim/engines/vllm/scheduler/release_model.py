@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from specsim.engines.vllm.scheduler.pools import read, slots_of, write
+from specsim.engines.vllm.scheduler.pools import KvOwner, read, slots_of, write
 from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
 from specsim.world.kv import REJECTED, Kv
 from specsim.world.scheduler import Setup
@@ -24,20 +24,13 @@ _HASH = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(KvOwner):
     """A request of a batch. Its last `drafts` tokens are drafts; `blocks` are those that the scheduler has for it, by
     group of layers.
     """
 
-    rid: str
-    prefixes: Prefixes
     drafts: int
     blocks: tuple[tuple[int, ...], ...]
-    is_read: bool = True
-
-    @property
-    def owner(self) -> str:
-        return self.rid
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,8 +313,7 @@ class Stage:
     def _connector(self, config: Any, kv_caches: Any) -> Any:
         """The release's own caller of a connector, with ours."""
         module = self._modules["kv_connector"]
-        assert self.worker.outside is not None
-        ours = worker_connector(self.worker.outside, self.worker, config, None)
+        ours = worker_connector(self.worker, config)
         vars(module)["get_kv_transfer_group"] = said(ours)
         return module.ActiveKVConnector(config, kv_caches)
 
