@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.naive.accepted import (
+    gather_accept_tokens_naive,
+)
 from specsim.choices.chooser import replayed, seeded
 from specsim.contracts.accepted import OPS as FAMILY
 from specsim.contracts.contract import Case, Role
 from specsim.contracts.hypothesis_cases import cases
-from specsim.contracts.naive.accepted import (
-    gather_accept_tokens_naive,
-)
 from specsim.reference.accepted import (
     create_extend_after_decode,
     filter_finished_cache_loc,

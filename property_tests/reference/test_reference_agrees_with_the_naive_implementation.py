@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from property_tests.naive import NAIVE
 from specsim import reference
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import TensorArg
@@ -51,7 +52,7 @@ def assert_equal_results(op: Op, actual: Tensors, expected: Tensors) -> None:
 def test_the_reference_equals_the_naive_implementation_on_every_element(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
-        naive = results(op, op.naive, case, "cpu", torch.float32)
+        naive = results(op, NAIVE[op.name], case, "cpu", torch.float32)
         assert_equal_results(op, op.expected(case), naive)
 
     holds()
@@ -66,7 +67,7 @@ def test_the_reference_equals_the_naive_implementation_on_every_element(op: Op) 
 def test_the_reference_equals_the_naive_implementation_in_double_precision_too(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
-        naive = results(op, op.naive, case, "cpu", torch.float64)
+        naive = results(op, NAIVE[op.name], case, "cpu", torch.float64)
         assert_equal_results(op, results(op, op.reference, case, "cpu", torch.float64), naive)
 
     holds()
@@ -78,7 +79,7 @@ def test_the_reference_equals_the_naive_implementation_in_double_precision_too(o
 def test_the_reference_on_a_gpu_equals_the_naive_implementation_on_the_cpu(op: Op, dtype: torch.dtype) -> None:
     for index in range(100):
         case = op.generate(seeded(0, "on a GPU", op.name, index))
-        naive = results(op, op.naive, case, "cpu", dtype)
+        naive = results(op, NAIVE[op.name], case, "cpu", dtype)
         actual = results(op, op.reference, case, "cuda", dtype)
         defined = op.defined(case, naive)
         assert_equal_results(
@@ -90,7 +91,7 @@ def test_the_reference_on_a_gpu_equals_the_naive_implementation_on_the_cpu(op: O
 
 @every_op
 def test_reference_and_naive_implementation_have_one_signature_and_the_contracts_names(op: Op) -> None:
-    batched, naive = inspect.signature(op.reference), inspect.signature(op.naive)
+    batched, naive = inspect.signature(op.reference), inspect.signature(NAIVE[op.name])
     assert batched == naive
     outputs = {arg.name for arg in op.outputs}
     inputs = {arg.name for arg in op.args} - outputs

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.naive import drafting as naive
+from property_tests.naive.masks import pack_tree_mask_naive, unpack_tree_mask_naive
 from specsim.choices.chooser import replayed, seeded
 from specsim.contracts import drafting as family
 from specsim.contracts.contract import Role, TensorArg
 from specsim.contracts.hypothesis_cases import cases
-from specsim.contracts.naive import drafting as naive
-from specsim.contracts.naive.masks import pack_tree_mask_naive, unpack_tree_mask_naive
 from specsim.contracts.registry import OPS as EVERY_OP
 from specsim.reference import QLEN_ONLY, build_tree, masks, unchecked, verify_tree_greedy
 from specsim.reference import drafting as ref

@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 
+from property_tests.naive.kv import (
+    align_evict_mask_to_page_size_naive,
+    draft_cache_locs_paged_naive,
+)
 from specsim.choices.chooser import replayed, seeded
 from specsim.contracts import kv
 from specsim.contracts.contract import Role, TensorArg
 from specsim.contracts.hypothesis_cases import cases
-from specsim.contracts.naive.kv import (
-    align_evict_mask_to_page_size_naive,
-    draft_cache_locs_paged_naive,
-)
 from specsim.reference.cache_locs import assign_draft_cache_locs_contiguous
 from specsim.reference.kv import (
     align_evict_mask_to_page_size,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from property_tests.naive import NAIVE
 from specsim.choices.chooser import seeded
 from specsim.contracts import logits as family
 from specsim.contracts.hypothesis_cases import cases
@@ -468,7 +469,7 @@ def test_a_limit_that_keeps_all_changes_no_bit_of_a_row_whose_sum_is_rounded(op:
     probs = torch.randn(50, 200, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
     assert bool((probs.sum(dim=1) != 1).any())
     limit = {"top_k": torch.full((50,), 200), "top_p": torch.ones(50), "min_p": torch.zeros(50)}[op.args[1].name]
-    function = op.naive if is_naive else op.reference
+    function = NAIVE[op.name] if is_naive else op.reference
     assert torch.equal(function(probs, limit.int() if op is TOP_K else limit), probs)
 
 
@@ -637,12 +638,12 @@ NUMBERS = (
 def test_all_steps_together_are_the_steps_one_after_the_other(seed: int, law: int) -> None:
     logits, trees, params, bitmask = random_batch(seed)
     probs = process_logits(logits, *trees.values(), params, law, bitmask, lambda rows: rows.mul_(0.5))
-    PENALTIES.naive(logits, *trees.values(), *params[:6], law=law)
-    BITMASK.naive(logits, bitmask, torch.arange(8, dtype=torch.int32))
+    NAIVE[PENALTIES.name](logits, *trees.values(), *params[:6], law=law)
+    NAIVE[BITMASK.name](logits, bitmask, torch.arange(8, dtype=torch.int32))
     temperature, *limits = (of_request.repeat_interleave(4) for of_request in params[6:])
-    looped = SOFTMAX.naive(0.5 * logits, temperature)
+    looped = NAIVE[SOFTMAX.name](0.5 * logits, temperature)
     for op, limit in zip((TOP_K, TOP_P, MIN_P), limits, strict=True):
-        looped = op.naive(looped, limit)
+        looped = NAIVE[op.name](looped, limit)
     assert torch.equal(probs > 0, looped > 0)
     assert torch.allclose(probs, looped, rtol=0, atol=2.0**-40)
     assert torch.allclose(probs.sum(1), torch.ones(1, dtype=torch.float64), rtol=0, atol=2.0**-48)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from specsim.contracts.naive.ragged_drafts import (
+from property_tests.naive.ragged_drafts import (
     sample_recovered_tokens_naive,
     step_slot_mapping_naive,
     verify_ragged_greedy_naive,

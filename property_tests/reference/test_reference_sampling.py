@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.choices.chooser import replayed, seeded
-from specsim.contracts.contract import Case, Op
-from specsim.contracts.naive.sampling import (
+from property_tests.naive.sampling import (
     verify_chain_block_naive,
     verify_chain_rejection_naive,
     verify_tree_rejection_naive,
     verify_tree_target_only_naive,
 )
+from specsim.choices.chooser import replayed, seeded
+from specsim.contracts.contract import Case, Op
 from specsim.contracts.sampling import OPS, WIDE_VOCAB_SIZES
 from specsim.reference.sampling import (
     verify_chain_block,

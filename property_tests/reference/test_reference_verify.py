@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.support.sibling_order import descending
-from specsim.contracts.hypothesis_cases import cases
-from specsim.contracts.naive.verify import (
+from property_tests.naive import NAIVE
+from property_tests.naive.verify import (
     verify_tree_greedy_naive,
 )
+from property_tests.support.sibling_order import descending
+from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.registry import OPS
 from specsim.reference import (
     fill_bonus_tokens,
@@ -113,7 +114,7 @@ def test_target_tokens_and_predicts_go_by_the_nodes_number(case: Case, data: st.
     renumbered.tensors["retrieve_index"] = torch.arange(case.sizes["bs"])[:, None] * ndt + order
     renumbered.tensors["target_predict"][:, order] = case.tensors["target_predict"]
     assert emitted(renumbered) == emitted(case)
-    naive = OP.call(OP.naive, renumbered.sizes, dict(renumbered.tensors))
+    naive = OP.call(NAIVE[OP.name], renumbered.sizes, dict(renumbered.tensors))
     for name, tensor in OP.expected(renumbered).items():
         assert torch.equal(tensor, naive[name])
 
@@ -171,7 +172,7 @@ def test_a_sibling_can_be_an_earlier_node(verify: Callable[..., Any]) -> None:
 @given(case=cases(OP))
 def test_siblings_in_descending_order_are_walked_as_they_are_linked(case: Case) -> None:
     other_way = descending(case)
-    naive = OP.call(OP.naive, other_way.sizes, dict(other_way.tensors))
+    naive = OP.call(NAIVE[OP.name], other_way.sizes, dict(other_way.tensors))
     for name, tensor in OP.expected(other_way).items():
         assert torch.equal(tensor, naive[name])
     tokens = case.tensors["candidates"]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from property_tests.naive import NAIVE
 from specsim import kernels
 from specsim.choices.chooser import replayed, seeded
 from specsim.contracts.contract import Implementation, Tensors
 from specsim.contracts.provider import MappingProvider, NotCalledError, Subject
-from specsim.contracts.registry import NAIVE, OPS, REFERENCE
+from specsim.contracts.registry import OPS, REFERENCE
 from specsim.tiers.ops import rules
 from specsim.tiers.ops.rules import BY_ID, RULES
 from specsim.tiers.ops.run import LaunchHere, run_case

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from property_tests.naive import NAIVE
 from specsim.choices.chooser import replayed
 from specsim.contracts.contract import Case, Op
 from specsim.contracts.provider import MappingProvider, Subject
-from specsim.contracts.registry import NAIVE, OPS, REFERENCE
+from specsim.contracts.registry import OPS, REFERENCE
 from specsim.kernels import provider as kernels
 from specsim.reference import verify_tree_greedy
 from specsim.tiers.ops.relations import LABELS, related_cases

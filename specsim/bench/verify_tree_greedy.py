@@ -1,15 +1,14 @@
-"""The greedy tree walk: the naive implementation, the reference, Triton, and CUDA of an installed sgl_kernel."""
+"""The greedy tree walk: the reference, Triton, and CUDA of an installed sgl_kernel."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing
 from specsim.bench.sgl_kernel import sgl_kernel_operation
-from specsim.contracts.contract import Case, Implementation, Tensors
+from specsim.contracts.contract import Case, Tensors
 from specsim.contracts.registry import OPS
 from specsim.reference import unchecked
 from specsim.verdict import NotRun
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 OP = OPS["verify_tree_greedy"]
 OUTPUTS = tuple(arg.name for arg in OP.outputs)
 NUM_STEPS_MAX = 8
-NAIVE_TREES_MAX = 4096
-"""More trees than that take the naive implementation too long to wait for."""
 
 
 def _shape(bs: int, num_draft_tokens: int, accepted: int) -> Shape:
@@ -80,27 +77,21 @@ def _inputs(case: Case, tensors: Tensors) -> dict[str, Any]:
     return {**{name: tensors[name] for name in case.tensors}, "num_steps": case.sizes["num_steps"]}
 
 
-def _prepare_returning(implementation: Implementation, case: Case, tensors: Tensors) -> Callable[[], Tensors]:
-    """A call of the reference or its naive implementation, without validation."""
+def _prepare_reference(case: Case, tensors: Tensors) -> Callable[[], Tensors]:
+    """A call of the reference, without validation."""
     arguments = _inputs(case, tensors)
 
     def call() -> Tensors:
         with unchecked():
-            return dict(zip(OUTPUTS, implementation(**arguments), strict=True))
+            return dict(zip(OUTPUTS, OP.reference(**arguments), strict=True))
 
     return call
-
-
-def _prepare_naive(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
-    if case.sizes["bs"] > NAIVE_TREES_MAX:
-        return NotRun("loops", f"one tree after the other, which takes too long for more than {NAIVE_TREES_MAX}")
-    return _prepare_returning(OP.naive, case, tensors)
 
 
 def _prepare_captured_reference(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
     if tensors["candidates"].device.type == "cpu":
         return NotRun("reference, captured", "a CPU has no CUDA graphs")
-    return _prepare_returning(OP.reference, case, tensors)
+    return _prepare_reference(case, tensors)
 
 
 def _prepare_triton(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
@@ -137,8 +128,7 @@ BENCHMARK = Benchmark(
     shapes=SHAPES,
     make_case=make_case,
     peers=(
-        Peer("loops", Timing.EAGER, _prepare_naive),
-        Peer("reference", Timing.EAGER, partial(_prepare_returning, OP.reference)),
+        Peer("reference", Timing.EAGER, _prepare_reference),
         Peer("reference, captured", Timing.GRAPH, _prepare_captured_reference),
         Peer("triton", Timing.GRAPH, _prepare_triton),
         Peer("sgl_kernel", Timing.GRAPH, _prepare_sgl_kernel),

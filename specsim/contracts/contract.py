@@ -26,7 +26,6 @@ from typing import Any
 import torch
 
 from specsim.choices.chooser import Chooser
-from specsim.contracts import naive
 from specsim.contracts.draws import ChosenDraws, CounterDraws, Draws
 from specsim.reference.argument_tables import CONTRACTS, Argument
 
@@ -158,7 +157,6 @@ class Op:
 
     `args`       the arguments, outputs included, in the order of a kernel's parameters
     `reference`  the batched PyTorch implementation, whose results are the expected ones
-    `naive`      the naive implementation, in plain Python, with which tests compare the reference
     `cases`      its valid cases
     `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
@@ -172,7 +170,6 @@ class Op:
     summary: str
     args: tuple[TensorArg | ScalarArg, ...]
     reference: Implementation
-    naive: Implementation
     cases: Cases
     source: str
     defined: Callable[[Case, Tensors], Tensors] = _all_defined
@@ -246,9 +243,7 @@ def operation(
     defined: Callable[[Case, Tensors], Tensors] = _all_defined,
     tolerance: Mapping[str, float] | None = None,
 ) -> Op:
-    """The operation of a function of the reference: its table has the arguments, its docstring summary and source; the
-    naive implementation is the one of its name.
-    """
+    """The operation of a function of the reference: its table has the arguments, its docstring summary and source."""
     function = reference.__name__
     contract = CONTRACTS[function]
     text = inspect.getdoc(reference) or ""
@@ -259,7 +254,6 @@ def operation(
         summary=_sentence(text.partition("\n\n")[0]),
         args=tuple(map(_argument, contract.arguments)),
         reference=reference,
-        naive=naive.IMPLEMENTATIONS[f"{function}_naive"],
         cases=cases,
         source=_sentence(source[1]) if source else "",
         defined=defined,

@@ -28,6 +28,5 @@ OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 # Samplers with random numbers of their own, and layouts of other engines. Every other operation has a kernel of ours.
 WITHOUT_A_KERNEL = frozenset(op.name for family in (frequencies, ragged_drafts) for op in family.OPS)
 
-# The reference and its naive implementations as providers: `specsim check specsim.contracts.registry:REFERENCE`.
+# The reference as a provider: `specsim check specsim.contracts.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}
-NAIVE: dict[str, Implementation] = {op.name: op.naive for op in OPS.values()}

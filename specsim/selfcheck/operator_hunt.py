@@ -145,7 +145,7 @@ def page(hunted: Sequence[HuntedMutant]) -> str:
         "Mistakes that shipped code has made, each put as one line into specsim's own kernels and reference:",
         f"{found} of {len(hunted)} are found by every seed: by {seeds}, or as many as a minute allows. A kernel is",
         "compared with the reference, on generated cases under two poisons (rules O1 to O6:",
-        "[verdict.md](verdict.md)); the reference, changed, is what the naive implementation is checked",
+        "[verdict.md](verdict.md)); the reference, changed, is what the kernel is checked",
         "against; a race, a lane without a value and an overflow of an offset are found by the sanitizer.",
         "",
         "`cases`: how many it takes, in the median/at most. Written by `specsim mutants --only ops --write"
@@ -207,14 +207,7 @@ def _kill(mutant: OperatorMutant, seed: int, cases_max: int) -> Kill:
 
 
 def _subject(mutant: OperatorMutant) -> Any:
-    from specsim.contracts.provider import MappingProvider
-    from specsim.contracts.registry import NAIVE
-
-    if mutant.side == "kernel":
-        found = _kernels().provider().subjects()[0]
-    else:
-        found = MappingProvider("naive", NAIVE).subjects()[0]
-    (subject,) = [each for each in found if each.op == mutant.op]
+    (subject,) = [each for each in _kernels().provider().subjects()[0] if each.op == mutant.op]
     return subject
 
 

@@ -1,8 +1,8 @@
 """The mutants of operations: mistakes that shipped code has made, put into specsim's own kernels and reference.
 
-`operator_mutants.toml` lists them; each is one line of one function. A mutant of a kernel is compared with the
-reference; one of the reference is used as the reference, with the naive implementation as what is checked. What no
-value shows, a race or an overflow of an offset, is the sanitizer's to find.
+`operator_mutants.toml` lists them; each is one line of one function. Of a mutant the kernel
+is compared with the reference, one of which it changes. What no value shows, a race or an overflow of an offset, is the
+sanitizer's to find.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.contracts.naive.logits import (
+from property_tests.naive.logits import (
     apply_penalties_naive,
     apply_token_bitmask_naive,
     min_p_renorm_probs_naive,
@@ -16,8 +16,8 @@ from specsim.contracts.naive.logits import (
     top_k_renorm_probs_naive,
     top_p_renorm_probs_naive,
 )
-from specsim.contracts.naive.sampling import verify_tree_target_only_naive
-from specsim.contracts.naive.verify import verify_tree_greedy_naive
+from property_tests.naive.sampling import verify_tree_target_only_naive
+from property_tests.naive.verify import verify_tree_greedy_naive
 from specsim.reference.verify import Verified
 from specsim.reference.verify_logits import VerifiedStep
 

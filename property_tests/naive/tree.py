@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.contracts.naive import masks
+from property_tests.naive import masks
 from specsim.reference.tree import FULL_MASK, QLEN_ONLY, Tree
 
 

@@ -4,10 +4,7 @@ There is a file for each of the reference's, and in it a function NAME_naive wit
 lists, dicts and for loops, one request, node or token at a time, and does not check its arguments.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from specsim.contracts.naive import (
+from property_tests.naive import (
     accepted,
     cache_locs,
     drafting,
@@ -22,6 +19,8 @@ from specsim.contracts.naive import (
     verify,
     verify_logits,
 )
+from specsim.contracts.contract import Implementation
+from specsim.contracts.registry import OPS
 
 _MODULES = (
     accepted,
@@ -39,7 +38,10 @@ _MODULES = (
     verify_logits,
 )
 
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
-    name: function for module in _MODULES for name, function in vars(module).items() if name.endswith("_naive")
+NAIVE: dict[str, Implementation] = {
+    op.name: function
+    for op in OPS.values()
+    for module in _MODULES
+    if (function := vars(module).get(f"{op.reference.__name__}_naive"))
 }
-"""The naive implementations, by name."""
+"""The naive implementations, by operation."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.contracts.naive.verify import (
+from property_tests.naive.verify import (
     fill_bonus_tokens_naive,
 )
 from specsim.reference.accepted import CommitOutputs, ExtendAfterDecode, GatheredRows, TargetCacheLoc
