@@ -207,24 +207,6 @@ OTHER_CALL = "it cannot be called as its contract says: "
 
 
 @dataclass(frozen=True, slots=True)
-class Fallback:
-    """Calls of an implementation that ran in Triton's own interpreter, and not in lockstep.
-
-    `kernel`  whose launch it was
-    `why`     "unsupported": the lockstep interpreter lacks `names`; "race": two of its programs race, so that they ran
-              one after the other; "error": it raises in lockstep alone
-    `calls`   how many: a case is a few
-    """
-
-    op: str
-    subject: str
-    kernel: str
-    why: Literal["unsupported", "race", "error"]
-    names: tuple[str, ...] = ()
-    calls: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedSubject:
     """One implementation that was checked: the operation, the implementation's name, FILE:LINE of its code, and on how
     many cases; in bulk also in how many launches, the most cases of one, and the seconds that it took.
@@ -266,7 +248,6 @@ class Suite:
     seconds: float = 0.0
     judged: list[CheckedSubject] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
-    fallbacks: list[Fallback] = field(default_factory=list)
     setups: list[str] = field(default_factory=list)
     nondeterministic: list[NotRun] = field(default_factory=list)
     ran_lines: dict[str, int] = field(default_factory=dict)
@@ -442,8 +423,6 @@ def _untimed(suite: Suite) -> dict[str, Any]:
     data = asdict(suite)
     for timed in (data, *data["judged"]):
         del timed["seconds"]
-    for fallback in data["fallbacks"]:
-        fallback["names"] = list(fallback["names"])
     for covered in data["coverage"].values():
         covered["not_run"] = [list(lines) for lines in covered["not_run"]]
     return data

@@ -96,7 +96,7 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
     )
     suite, *others = data["suites"]
     assert [[entry["what"] for entry in one["not_run"]] for one in others] == [["scheduler"]]
-    lists = {"judged", "not_run", "fallbacks", "setups", "nondeterministic", "ran_lines", "coverage", "trees"}
+    lists = {"judged", "not_run", "setups", "nondeterministic", "ran_lines", "coverage", "trees"}
     assert set(suite) == {"name", "cases", "schedules", "events"} | lists
     assert (suite["name"], suite["cases"], suite["schedules"], suite["events"]) == ("ops", 15, 0, 0)
     assert all(set(entry) == {"what", "why"} for entry in suite["not_run"])

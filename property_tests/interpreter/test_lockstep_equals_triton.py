@@ -12,7 +12,7 @@ from specsim import kernels
 from specsim.choices.chooser import seeded
 from specsim.contracts.registry import OPS
 from specsim.interpreter.lockstep.launch import lockstep
-from specsim.interpreter.triton_interpreter import mend_ranges
+from specsim.interpreter.triton_names import mend_ranges
 
 if TYPE_CHECKING:
     from specsim.contracts.contract import Case, Op, Tensors

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import triton
@@ -14,11 +12,6 @@ import triton.language as tl
 from specsim.contracts.pointers import pointers_to
 from specsim.interpreter.memcheck import memcheck
 from specsim.interpreter.red_zones import POISONS, GuardedTensor
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1",
-    reason="memcheck watches Triton's interpreter; CUDA runs compiled kernels",
-)
 
 
 @triton.jit
@@ -68,7 +61,7 @@ def count_kernel(target_ptr, n_ptr):
     tl.store(target_ptr, total)
 
 
-def test_a_loop_over_a_loaded_count_runs_on_every_triton_and_numpy() -> None:
+def test_a_loop_over_a_loaded_count_runs() -> None:
     target = torch.zeros(1, dtype=torch.int64)
     with memcheck() as log:
         count_kernel[(1,)](target, torch.tensor([3]))
@@ -122,11 +115,20 @@ def test_masked_off_lanes_hold_poison_on_request_where_a_load_has_no_other(has_o
 
 
 @pytest.mark.parametrize(("backwards", "chain"), [(False, [7, 8, 9]), (True, [7, 8, 1])])
-def test_programs_run_last_one_first_on_request(backwards: bool, chain: list[int]) -> None:
+def test_programs_run_one_after_the_other_and_last_one_first_on_request(backwards: bool, chain: list[int]) -> None:
     values = torch.tensor([7, 0, 0])
-    with memcheck(backwards=backwards):
+    with memcheck(backwards=backwards, in_turn=True) as log:
         pass_on_kernel[(2,)](values)
     assert values.tolist() == chain
+    assert list(log.races) == ["pass_on_kernel"]
+
+
+def test_programs_together_all_read_before_one_writes() -> None:
+    values = torch.tensor([7, 0, 0])
+    with memcheck() as log:
+        pass_on_kernel[(2,)](values)
+    assert values.tolist() == [7, 8, 1]
+    assert list(log.races) == ["pass_on_kernel"]
 
 
 @triton.jit

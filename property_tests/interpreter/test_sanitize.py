@@ -19,7 +19,7 @@ from specsim.contracts.contract import Case, Op, Role, ScalarArg
 from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 from specsim.errors import UsageError
 from specsim.interpreter.sanitizer import Kind, Report, sanitize
-from specsim.interpreter.triton_interpreter import corners
+from specsim.interpreter.triton_names import corners
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",

@@ -19,7 +19,7 @@ from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.target import Release
 from specsim.engines.vllm.provider import VllmProvider
 from specsim.interpreter.lockstep.launch import lockstep
-from specsim.interpreter.triton_interpreter import mend_ranges, one_line
+from specsim.interpreter.triton_names import mend_ranges, one_line
 from specsim.tiers.ops.run import run_case
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specsim.interpreter.lockstep.launch import lockstep
-from specsim.interpreter.triton_interpreter import mend_ranges
+from specsim.interpreter.triton_names import mend_ranges
 
 HEAD = "import typing\n\nimport triton\nimport triton.language as tl\n\n\n"
 _numbers = itertools.count()

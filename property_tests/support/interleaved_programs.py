@@ -7,17 +7,30 @@ One program of a launch is slow, so that the others get as far ahead of it as th
 
 from __future__ import annotations
 
+import inspect
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from specsim.choices.chooser import Chooser, seeded
-from specsim.interpreter.triton_interpreter import Access, Launch, ProgramRun, observed
+from specsim.interpreter.triton_names import mend_ranges
 
 STAYS = 4
 SLOWNESS = 8
 TURNS_MAX = 2_000_000  # of a launch, after which its programs are said to wait for ever
+TOUCHING = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_barrier")
+"""The interpreter's methods at which the turn may pass on."""
+
+
+class _Program(NamedTuple):
+    """A program of a launch. `enter` makes it the one whose number `tl.program_id` gives, whenever it goes on."""
+
+    run: Callable[[], None]
+    enter: Callable[[], None]
 
 
 class _Turns:
@@ -32,7 +45,7 @@ class _Turns:
         self.errors: list[BaseException] = []
         self.local = threading.local()
 
-    def run(self, programs: Sequence[ProgramRun]) -> None:
+    def run(self, programs: Sequence[_Program]) -> None:
         self.alive, self.turns = list(range(len(programs))), 0
         self.slow = self.chooser.choose(len(programs), "slow program")
         self.waiting = {i: (threading.Event(), program.enter) for i, program in enumerate(programs)}
@@ -87,39 +100,57 @@ class _Turns:
             self._wait(i)
 
 
-class _Observer:
-    """Passes the turn on wherever memory is touched."""
+class _Programs:
+    """In place of a kernel: collects the programs of a launch, and has them take turns with the last one."""
 
-    def __init__(self, turns: _Turns) -> None:
-        self.turns = turns
+    def __init__(self, kernel: Any, builder: Any, turns: _Turns) -> None:
+        self.__globals__, self.__name__ = kernel.__globals__, kernel.__name__
+        self.__signature__ = inspect.signature(kernel)
+        self.kernel, self.builder, self.turns = kernel, builder, turns
+        self.programs: list[_Program] = []
 
-    def launch(self, launch: Launch) -> None: ...
-
-    def program(self, number: int) -> None: ...
-
-    def load(self, access: Access) -> Any:
-        self.turns.pass_on(int(access.addresses.flat[0]) if access.is_scalar else None)
-        return access.active
-
-    def store(self, access: Access, values: Any) -> Any:
-        self.turns.pass_on()
-        return access.active
-
-    def atomic(self, access: Access, *, orders: bool) -> Any:
-        self.turns.pass_on()
-        return access.active
-
-    def barrier(self) -> None:
-        self.turns.pass_on()
-
-    def overflow(self, message: str, where: str) -> None: ...
-
-    def undefined(self, access: Access, values: Any, lanes: Any, *, stray: bool) -> None: ...
+    def __call__(self, **arguments: Any) -> None:
+        place = self.builder.grid_idx
+        enter = lambda: setattr(self.builder, "grid_idx", place)  # noqa: E731
+        self.programs.append(_Program(lambda: self.kernel(**arguments), enter))
+        if len(self.programs) == math.prod(self.builder.grid_dim):
+            self.turns.run(self.programs)
 
 
 @contextmanager
 def interleaved_programs(seed: int) -> Iterator[None]:
     """Run every launch of the interpreter that way while active."""
+    from triton.runtime import interpreter
+
+    mend_ranges()
     turns = _Turns(seeded(seed, "turns"))
-    with observed(_Observer(turns), runner=turns.run):
-        yield
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    calls = {name: vars(builder)[name] for name in TOUCHING}
+    launches = executor.__call__
+
+    def touching(name: str) -> Callable[..., Any]:
+        def touch(of: Any, *args: Any, **kwargs: Any) -> Any:
+            is_scalar = name == "create_masked_load" and args[0].data.size == 1
+            turns.pass_on(int(args[0].data.flat[0]) if is_scalar else None)
+            return calls[name](of, *args, **kwargs)
+
+        return touch
+
+    def launch(of: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = of.fn
+        of.fn = _Programs(kernel, interpreter.interpreter_builder, turns)
+        try:
+            return launches(of, *args, **kwargs)
+        finally:
+            of.fn = kernel
+
+    try:
+        executor.__call__ = launch
+        for name in TOUCHING:
+            setattr(builder, name, touching(name))
+        with np.errstate(all="ignore"):  # a GPU has no warnings either
+            yield
+    finally:
+        executor.__call__ = launches
+        for name, call in calls.items():
+            setattr(builder, name, call)

@@ -14,6 +14,12 @@ from specsim.choices.chooser import replayed
 from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.vdevice import Device, Finding, simulate
 
+
+@triton.jit  # type: ignore[untyped-decorator]
+def with_assembly(table: Any) -> None:
+    tl.store(table, tl.inline_asm_elementwise("", "=r", [], dtype=tl.float32, is_pure=True, pack=1))
+
+
 POLICIES = [(0,), (1,), (2, 0), (2, 1), (3, 1, 1, 2, 2, 1, 3, 1, 1)]
 
 
@@ -89,31 +95,10 @@ def test_a_store_that_changes_nothing_does_not_race() -> None:
     assert findings_of(program, (1,)) == []
 
 
-@pytest.mark.parametrize("tape", POLICIES)
-def test_what_lockstep_does_not_have_runs_in_tritons_interpreter(
-    tape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsupported(*_args: Any, **_kwargs: Any) -> None:
-        raise UnsupportedError("a kernel", ("tl.something",))
-
-    monkeypatch.setattr("specsim.interpreter.lockstep.launch.launch", unsupported)
-    for first, second, kinds in [([0], [1], []), ([1], [1], ["race"])]:
-        with simulate(replayed(tape)) as device:
-            table = torch.zeros(4, 4, dtype=torch.int64, device="cuda")
-            rows = torch.tensor([first, second, [4]], device="cuda")
-            device.track_elements(table, "table")
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            add_rows[(1,)](table, rows[0], 5, width=4)
-            with torch.cuda.stream(side):
-                add_rows[(1,)](table, rows[1], 5, width=4)
-            torch.cuda.synchronize()
-            assert table[:, 0].tolist() == [5 * [*first, *second].count(row) for row in range(4)]
-        assert [found.kind for found in device.findings] == kinds
-        with simulate(replayed(tape)) as device:
-            add_rows[(1,)](table := torch.zeros(4, 4, device="cuda"), torch.tensor([4], device="cuda"), 5, width=4)
-            assert table.sum().item() == 0
-        assert {found.kind for found in device.findings} == {"out-of-bounds"}
+def test_a_kernel_that_the_interpreter_cannot_run_is_named() -> None:
+    lacks = r"does not have tl\.inline_asm_elementwise \(test_kernels_on_the_device\.py:\d+\), which with_assembly uses"
+    with simulate(replayed(())), pytest.raises(UnsupportedError, match=lacks):
+        with_assembly[(1,)](torch.zeros(4, device="cuda"))
 
 
 @pytest.mark.parametrize("tape", POLICIES)

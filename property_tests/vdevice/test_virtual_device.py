@@ -10,7 +10,7 @@ import torch
 
 import specsim.vdevice.device
 from specsim.choices.chooser import replayed, seeded
-from specsim.interpreter.triton_interpreter import kernel_classes
+from specsim.interpreter.triton_names import kernel_classes
 from specsim.vdevice import Accesses, Device, Finding, simulate
 
 POLICIES = {

@@ -1,7 +1,8 @@
 """The lockstep interpreter (`specsim.interpreter.lockstep`) beside Triton's own, a kernel and a size at a time.
 
-What is timed is a call of the function that launches, on one core: once as it is, and once with every access checked
-for bounds, races and undefined lanes. Neither side runs anything twice, nor looks for int32 overflows. A kernel is
+What is timed is a call of the function that launches, on one core: in lockstep once as it is, and once with every
+access checked for bounds, races and undefined lanes; in Triton's interpreter, which checks none of these, as it is.
+Neither side runs anything twice, nor looks for int32 overflows. A kernel is
 called on the cases that `specsim check` draws first, and on one of REQUESTS requests, or as many as its contract
 allows; with `full`, those of WIDE on a row of so many tokens, too, which takes Triton's interpreter minutes. What is
 done once for a kernel, compiling its syntax tree, has a time of its own. A kernel that lockstep leaves to Triton counts
@@ -14,7 +15,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -90,21 +91,21 @@ def entries_of(provider: str, subject: Subject, rounds: int, *, full: bool = Fal
             continue
         compiling = max(0.0, first - again) if compiling is None else compiling
         lacks = "; ".join(f"{kernel}: {', '.join(names)}" for kernel, names in sorted(launches.fallen_back.items()))
-        for way, alone, together in ((PLAIN, _mended, _in_lockstep), (CHECKED, _watched, _checked_in_lockstep)):
+        for way, together in ((PLAIN, _in_lockstep), (CHECKED, _checked_in_lockstep)):
             shape = {"provider": provider, "kernel": subject.op, "case": f"{kind} {number}", "way": way}
             entry = {"name": NAME, "unit": UNIT, "shape": shape, "programs": launches.programs, "lacks": lacks}
             entry |= {"compiling_ms": compiling * 1e3, "ratio": "times faster"}
-            entries.append(entry | {"peers": _compared(call, alone, together, rounds, bool(lacks))})
+            entries.append(entry | {"peers": _compared(call, together, rounds, bool(lacks))})
     return entries
 
 
-def _compared(call: _Call, alone: _Way, together: _Way, rounds: int, is_equal: bool) -> list[dict[str, Any]]:
+def _compared(call: _Call, together: _Way, rounds: int, is_equal: bool) -> list[dict[str, Any]]:
     """Both interpreters by turns, so that what else the machine does slows both."""
     times: list[tuple[float, float]] = []
     try:
         call.seconds(together)
         while len(times) < rounds and (not times or sum(map(sum, times)) < SECONDS_MAX):
-            times.append((call.seconds(alone)[0], call.seconds(together)[0]))
+            times.append((call.seconds(_mended)[0], call.seconds(together)[0]))
     except Exception as error:
         return [_peer(name, None, None, described(error)) for name in ("Triton's", "lockstep")]
     theirs, ours = (statistics.median(column) for column in zip(*times, strict=True))
@@ -178,18 +179,10 @@ class _Call:
 
 
 def _mended() -> AbstractContextManager[None]:
-    from specsim.interpreter.triton_interpreter import mend_ranges
+    from specsim.interpreter.triton_names import mend_ranges
 
     mend_ranges()
     return nullcontext()
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    from specsim.interpreter.sanitizer import launches_watched
-
-    with launches_watched():
-        yield
 
 
 def _in_lockstep() -> AbstractContextManager[Launches]:

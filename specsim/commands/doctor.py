@@ -113,7 +113,7 @@ def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
     gpus = imported.get("gpus", [])
     no_gpu = "torch sees no GPU" if imported else problem
     return [
-        Working("ops", "cpu", bool(imported), problem or "in Triton's interpreter"),
+        Working("ops", "cpu", bool(imported), problem or "interpreted"),
         Working("ops", "cuda", bool(gpus), ", ".join(gpus) or no_gpu),
         Working("accounting", "cpu", True, "of the model"),
         Working("scheduler", "cpu", bool(imported), problem or "of releases and checkouts"),

@@ -17,7 +17,7 @@ CacheOption = Annotated[
     Path | None,
     typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
 ]
-DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu (interpreted), cuda, or auto.")]
 SeedOption = Annotated[str, typer.Option("--seed", help="A number or a commit hash.")]
 HangOption = Annotated[
     float, typer.Option(min=1.0, max=SECONDS_MAX, help="Seconds after which a call or schedule counts as hung.")

@@ -22,7 +22,7 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     not_run: list[dict[str, str]] = []
     found = gpus()
     if not found:
-        not_run.append({"what": "device cuda", "why": "nvidia-smi finds no GPU; kernels run in Triton's interpreter"})
+        not_run.append({"what": "device cuda", "why": "nvidia-smi finds no GPU; kernels are interpreted on the CPU"})
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         why = f"{' and '.join(missing)} not installed; install specsim with its dependencies"

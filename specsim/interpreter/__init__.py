@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from specsim.interpreter.sanitizer import Flaw, Report, sanitize
-from specsim.interpreter.triton_interpreter import corners
+from specsim.interpreter.triton_names import corners
 
 __all__ = ["Flaw", "Report", "corners", "missing", "run", "sanitize"]
 
 
 def missing() -> tuple[str, ...]:
     """The public functions and types of `triton.language` that `run` does not have: `run` raises UnsupportedError for a
-    kernel that uses one, and checks of a release run it in Triton's own interpreter.
+    kernel that uses one, and a check says that what launches it is not run.
     """
     from specsim.interpreter.lockstep.compiler import missing  # imports Triton, which reads TRITON_INTERPRET then
 

@@ -1,15 +1,12 @@
-"""Memory checking of any Triton kernel in Triton's interpreter: out-of-bounds accesses are seen, not guessed.
+"""Memory checking of any Triton kernel on the CPU: out-of-bounds accesses are seen, not guessed.
 
 While the context manager is active, each launch is known with its tensors, and each lane of each load and store must
 fall into one of them. A lane that does not is recorded and neutralised: a load gives poison, a store has no effect; so
-a far access cannot crash the process and the test goes on. A launch that is compiled for a GPU is not seen here; red
-zones still detect its writes.
-
-`memcheck_in_lockstep` is the same in the lockstep interpreter, where programs run all at once, with two detectors more:
-races of programs, and what becomes of lanes and of memory that nothing defines.
+a far access cannot crash the process and the test goes on. Races of programs are seen, and what becomes of lanes and of
+memory that nothing defines. A launch that is compiled for a GPU is not seen here; red zones still detect its writes.
 
 On request two things that no implementation may rely on differ, too: the lanes of a load that are masked off and have
-no `other` hold poison instead of the interpreter's 0, and the programs of a launch run in reverse order.
+no `other` hold poison instead of 0, and the programs of a launch run in reverse order.
 """
 
 from __future__ import annotations
@@ -22,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from specsim.contracts.pointers import pointees
-from specsim.interpreter.launch_memory import LaunchMemory, span_bytes
+from specsim.contracts.pointers import span_bytes
 from specsim.interpreter.red_zones import poison_value
-from specsim.interpreter.triton_interpreter import Access, Launch, Order, observed
+from specsim.interpreter.triton_names import Order
 
 if TYPE_CHECKING:
     from specsim.interpreter.lockstep.memory import Checks
@@ -50,11 +46,25 @@ class StrayAccess:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """What memcheck saw: the first stray access of each kernel, kind and argument."""
+    """What memcheck saw.
+
+    strays         the first stray access of each kernel, kind and argument
+    launches       how many there were
+    without_other  lines of loads of which masked-off lanes were poisoned
+    kernel         the last one that was launched
+    races          by kernel of which two programs race, what the first race of it is: another order may show something
+                   else
+    undefined      what an undefined lane decided: "a branch (line 12)"
+    watch          what is known of memory, and so what the function left undefined; None where nothing is followed
+    """
 
     strays: list[StrayAccess] = field(default_factory=list)
     launches: int = 0
-    without_other: set[int] = field(default_factory=set)  # lines of loads of which masked-off lanes were poisoned
+    without_other: set[int] = field(default_factory=set)
+    kernel: str = ""
+    races: dict[str, str] = field(default_factory=dict)
+    undefined: set[str] = field(default_factory=set)
+    watch: Watch | None = None
     _seen: set[tuple[str, str, str]] = field(default_factory=set)
 
     def add(self, stray: StrayAccess) -> None:
@@ -65,67 +75,46 @@ class MemoryLog:
 
 
 @contextmanager
-def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -> Iterator[MemoryLog]:
-    """Check every Triton launch made through the interpreter while active. `poison` (0 or 1) chooses what stray loads
-    give, and with `lanes` what the masked-off lanes hold of loads without `other`. `backwards` runs the programs of
-    each launch in reverse.
-    """
-    checker = _Checker(MemoryLog(), poison, lanes)
-    with observed(checker, (lambda programs: programs[::-1]) if backwards else tuple):
-        yield checker.log
-
-
-@dataclass(slots=True)
-class LockstepLog(MemoryLog):
-    """What memcheck saw in lockstep.
-
-    kernel     the last one that was launched
-    races      by kernel of which two programs race, what the first race of it is: another order may show something else
-    undefined  what an undefined lane decided: "a branch (line 12)"
-    watch      what is known of memory; what the function left undefined, afterwards
-    """
-
-    kernel: str = ""
-    races: dict[str, str] = field(default_factory=dict)
-    undefined: set[str] = field(default_factory=set)
-    watch: Watch | None = None
-
-
-@contextmanager
-def memcheck_in_lockstep(
+def memcheck(
     poison: int = 0,
     *,
     lanes: bool = False,
     backwards: bool = False,
     apart: bool = False,
+    in_turn: bool = False,
+    follows: bool = True,
     unwritten: Sequence[torch.Tensor] = (),
-) -> Iterator[LockstepLog]:
-    """Check every Triton launch while active, as `memcheck` does, in lockstep.
+) -> Iterator[MemoryLog]:
+    """Check every Triton launch on the CPU while active. `poison` (0 or 1) chooses what stray loads give.
 
-    unwritten  tensors that hold nothing yet
+    lanes      the masked-off lanes of loads without `other` hold the poison
     backwards  programs are in reverse, so that of several that write at once the first one's value stays
     apart      each lane that is masked off holds a value of its own, another one in each load
+    in_turn    programs run one after the other, unless one may wait for another
+    follows    races of programs and what nothing defines are looked for
+    unwritten  tensors that hold nothing yet
 
-    A launch of what the lockstep interpreter does not have raises UnsupportedError.
+    A launch of what the interpreter does not have raises UnsupportedError.
     """
     from specsim.interpreter.lockstep.launch import lockstep
     from specsim.interpreter.lockstep.watch import Watch
 
-    watch = Watch(within=False)
-    for tensor in unwritten:
-        watch.nobody_wrote(tensor.data_ptr(), span_bytes(tensor))
-    log = LockstepLog(watch=watch)
+    watch = Watch(within=False) if follows else None
+    if watch is not None:
+        for tensor in unwritten:
+            watch.nobody_wrote(tensor.data_ptr(), span_bytes(tensor))
+    log = MemoryLog(watch=watch)
     numbers = np.random.default_rng(poison) if apart else None
     order: Order = (lambda programs: programs[::-1]) if backwards else tuple
-    checks = _lockstep_checks(log, poison, numbers, lanes=lanes)
-    with lockstep(checks, watch, order=order, fall_back=False) as launches:
+    checks = _checks(log, poison, numbers, lanes=lanes)
+    with lockstep(checks, watch, order=order, in_turn=in_turn, fall_back=False) as launches:
         try:
             yield log
         finally:
             log.launches = launches.count
 
 
-def _lockstep_checks(log: LockstepLog, poison: int, numbers: Any, *, lanes: bool) -> Checks:
+def _checks(log: MemoryLog, poison: int, numbers: Any, *, lanes: bool) -> Checks:
     from specsim.interpreter.lockstep.memory import Checks, source_line
 
     class Logged(Checks):
@@ -158,57 +147,12 @@ def _lockstep_checks(log: LockstepLog, poison: int, numbers: Any, *, lanes: bool
 
 
 def _held(dtype: Any) -> Any:
-    """The NumPy type of a kernel's type that Triton's interpreter holds it in."""
+    """The NumPy type of a kernel's type that holds a poison of it."""
     if dtype.is_bool():
         return np.dtype(bool)
     if dtype.is_floating():
         return np.dtype(f"float{max(32, dtype.primitive_bitwidth)}")
     return np.dtype(f"int{dtype.primitive_bitwidth}")
-
-
-class _Checker:
-    def __init__(self, log: MemoryLog, poison: int, lanes: bool) -> None:
-        self.log, self._poison, self._lanes = log, poison, lanes
-        self._kernel = ""
-        self._memory = LaunchMemory(())
-
-    def launch(self, launch: Launch) -> None:
-        self.log.launches += 1
-        self._kernel = launch.kernel
-        pointed_to = [tensor for argument in launch.passed for tensor in pointees(argument)]
-        tensors = launch.tensors | {f"what a pointer leads to ({i})": tensor for i, tensor in enumerate(pointed_to)}
-        self._memory = LaunchMemory(sorted(tensors.items(), key=lambda item: (item[1].data_ptr(), item[0])))
-
-    def program(self, number: int) -> None: ...
-
-    def load(self, access: Access) -> Any:
-        return self._inside(access, "read")
-
-    def store(self, access: Access, values: Any) -> Any:
-        return self._inside(access, "write")
-
-    def atomic(self, access: Access, *, orders: bool) -> Any:
-        return access.active
-
-    def barrier(self) -> None: ...
-
-    def overflow(self, message: str, where: str) -> None: ...
-
-    def undefined(self, access: Access, values: Any, lanes: Any, *, stray: bool) -> None:
-        if stray or self._lanes:
-            values[lanes] = _poison_of(values.dtype, self._poison)
-        if self._lanes and not stray:
-            self.log.without_other.add(int(access.where.rpartition(":")[2]))
-
-    def _inside(self, access: Access, kind: Literal["read", "write"]) -> Any:
-        """The active lanes that fall into a tensor of the launch; one that does not is recorded."""
-        stray = access.active & ~self._memory.inside(access.addresses)
-        if not stray.any():
-            return access.active
-        element = self._memory.nearest(int(access.addresses[stray].flat[0]))
-        place = (element.tensor, element.index, element.size) if element else ("", 0, 0)
-        self.log.add(StrayAccess(kind, self._kernel, *place))
-        return access.active & ~stray
 
 
 def _poison_of(dtype: Any, which: int) -> Any:

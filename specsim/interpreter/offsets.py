@@ -8,49 +8,28 @@ tensors are not carried out. So a launch at 16,384 rows of 151,936 logits takes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from specsim.interpreter.launch_memory import LaunchMemory
-from specsim.interpreter.triton_interpreter import Access, Launch, corners, observed
+from specsim.interpreter.triton_names import corners
 
 
 def overflow_of(launch: Callable[[], None]) -> tuple[str, int] | None:
     """Run `launch`, which launches a kernel, as the module's docstring says. The first arithmetic that overflows: what
-    was seen, and its line in the kernel's file.
+    was seen, and its line in the kernel's file. Raises UnsupportedError for what the interpreter lacks.
     """
-    overflows = _Overflows()
-    with observed(overflows, corners, overflow=True):
+    from specsim.interpreter.lockstep.launch import lockstep
+    from specsim.interpreter.lockstep.memory import Checks, source_line
+
+    found: list[tuple[str, int]] = []
+
+    class Overflows(Checks):
+        kernel = ""
+
+        def launch(self, kernel: str) -> None:
+            self.kernel = kernel
+
+        def overflow(self, message: str) -> None:
+            found.append((f"{self.kernel}: {message}", int(source_line().rpartition(":")[2])))
+
+    with lockstep(Overflows(), order=corners, overflow=True, fall_back=False):
         launch()
-    return overflows.found[0] if overflows.found else None
-
-
-class _Overflows:
-    """Records overflows, and lets the accesses through that stay in the tensors of their launch."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, int]] = []
-        self._kernel = ""
-        self._memory = LaunchMemory(())
-
-    def launch(self, launch: Launch) -> None:
-        self._kernel = launch.kernel
-        self._memory = LaunchMemory(launch.tensors.items())
-
-    def program(self, number: int) -> None: ...
-
-    def load(self, access: Access) -> Any:
-        return access.active & self._memory.inside(access.addresses)
-
-    def store(self, access: Access, values: Any) -> Any:
-        return access.active & self._memory.inside(access.addresses)
-
-    def atomic(self, access: Access, *, orders: bool) -> Any:
-        return access.active & self._memory.inside(access.addresses)
-
-    def barrier(self) -> None: ...
-
-    def overflow(self, message: str, where: str) -> None:
-        self.found.append((f"{self._kernel}: {message}", int(where.rpartition(":")[2])))
-
-    def undefined(self, access: Access, values: Any, lanes: Any, *, stray: bool) -> None:
-        values[lanes] = 0
+    return found[0] if found else None

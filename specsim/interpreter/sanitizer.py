@@ -10,7 +10,7 @@ lane by lane, what is undefined is followed, and results of runs are compared th
     masked-lanes       a result, a branch, an address or an atomic operation that depends on what masked-off lanes of a
                        load without `other` hold, even where arithmetic cancels it
     undefined-memory   a result that depends on what red zones and unwritten outputs hold, whoever read them
-    race-between       two programs of a launch, unordered, one of which writes (`shadow` says when it counts)
+    race-between       two programs of a launch, unordered, one of which writes
     race-within        two lanes of a program without a barrier between, one of which writes
     program-order      a result that depends on the order in which programs run
     int32-overflow     integer arithmetic in the kernel that does not fit its type, whatever becomes of it
@@ -19,30 +19,24 @@ What it does not see: kernels that are not Triton's (they get the poison and the
 lanes share threads; memory that a kernel reaches through addresses stored in tensors, unless it is named in `extra`;
 whether memory that the function allocates for itself is read before it is written. On a GPU red zones and poison are
 what is left: `out-of-bounds` for writes, `unwritten` and `undefined-memory`.
-
-A kernel that uses what the lockstep interpreter does not have is run in Triton's own, where that is on
-(TRITON_INTERPRET=1): there a race is what `shadow` sees, and two poisons show what is undefined.
 """
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from specsim.contracts.contract import differing
+from specsim.contracts.pointers import span_bytes
 from specsim.errors import UsageError
-from specsim.interpreter.launch_memory import LaunchMemory, span_bytes
-from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.interpreter.red_zones import RED_ZONE, poison_value
-from specsim.interpreter.shadow import Race, Shadow
-from specsim.interpreter.triton_interpreter import Access, Launch, Order, interpreted, observed, one_line
+from specsim.interpreter.triton_names import Order, one_line
 
 Kind = Literal[
     "out-of-bounds",
@@ -55,9 +49,6 @@ Kind = Literal[
     "program-order",
     "int32-overflow",
 ]
-
-
-_Way = Literal["lockstep", "triton", "device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +111,8 @@ def sanitize(
             tensors = ", ".join(key for key, value in bound.items() if isinstance(value, torch.Tensor))
             raise UsageError(f"{name!r} is named as an output and is no tensor argument", f"name some of: {tensors}")
     on_cpu = all(value.device.type == "cpu" for value in bound.values() if isinstance(value, torch.Tensor))
-    way: _Way = "lockstep" if on_cpu else "device"
-    plan = _Plan(function, positions, bound, tuple(outputs), dict(defined or {}), tuple(extra), programs, way)
-    try:
-        first, flaws = plan.sanitized(seed)
-    except UnsupportedError:
-        if not interpreted():
-            raise
-        first, flaws = replace(plan, way="triton").sanitized(seed)
+    plan = _Plan(function, positions, bound, tuple(outputs), dict(defined or {}), tuple(extra), programs, on_cpu)
+    first, flaws = plan.sanitized(seed)
     kept = {(flaw.kind, flaw.where or flaw.text): flaw for flaw in reversed(flaws)}
     ordered = tuple(flaw for flaw in flaws if kept[flaw.kind, flaw.where or flaw.text] is flaw)
     return Report(ordered, first.results, first.launches, tuple(sorted(first.without_other)))
@@ -180,13 +165,13 @@ class _Plan:
     defined: dict[str, torch.Tensor]
     extra: tuple[torch.Tensor, ...]
     programs: Order
-    way: _Way
+    on_cpu: bool
 
     def sanitized(self, seed: int) -> tuple[_Run, list[Flaw]]:
         """The first run, and the flaws of all."""
         first = self.run()
         flaws = list(first.flaws)
-        if self.way == "lockstep":
+        if self.on_cpu:
             seen = self.run(marks=True)
             flaws += [flaw for flaw in seen.flaws if flaw.kind == "uninitialised"]
         if self.programs is tuple:
@@ -195,16 +180,12 @@ class _Plan:
         known = any(flaw.kind == "uninitialised" for flaw in flaws)
         if not known:
             flaws += self.variant(first, "undefined-memory", "the content of red zones and unwritten outputs", memory=1)
-        if self.way == "triton":
-            flaws += self.variant(
-                first, "masked-lanes", "what masked-off lanes of a load without `other` hold", lanes=1
-            )
-        if self.way != "device":
+        if self.on_cpu:
             shuffled = lambda some: shuffle.sample(list(some), len(some))  # noqa: E731
             flaws += self.variant(first, "program-order", "the order of programs", order=shuffled)
         return first, flaws
 
-    def run(self, *, memory: int = 0, lanes: int = 0, order: Order = tuple, marks: bool = False) -> _Run:
+    def run(self, *, memory: int = 0, order: Order = tuple, marks: bool = False) -> _Run:
         """`marks`: follow what nobody wrote, instead of lanes that are masked off."""
         guarded = {
             name: _Guarded.around(value, memory, is_output=name in self.outputs)
@@ -214,13 +195,10 @@ class _Plan:
         named = {name: guarded[name].view if name in guarded else value for name, value in self.bound.items()}
         positional = [named.pop(name) for name in self.positions]
         outputs = {name: guarded[name].view for name in self.outputs}
-        watch = _Watch(outputs, self.extra, memory, lanes)
-        plain = not (memory or lanes or marks or order is not tuple)
+        watch = _Watch(outputs)
+        plain = not (memory or marks or order is not tuple)
         chosen: Order = lambda programs: order(self.programs(programs))  # noqa: E731
-        if self.way == "triton":
-            with observed(watch, chosen, overflow=plain):
-                returned = self.function(*positional, **named)
-        elif self.way == "device":
+        if not self.on_cpu:
             returned = self.function(*positional, **named)
         else:
             from specsim.interpreter.lockstep.launch import lockstep
@@ -243,12 +221,10 @@ class _Plan:
                 results[f"returned[{i}]"] = value.detach().to("cpu", copy=True)
         return _Run(watch.flaws, results, watch.launches, watch.without_other, watch.written())
 
-    def variant(
-        self, first: _Run, kind: Kind, what: str, *, memory: int = 0, lanes: int = 0, order: Order = tuple
-    ) -> list[Flaw]:
+    def variant(self, first: _Run, kind: Kind, what: str, *, memory: int = 0, order: Order = tuple) -> list[Flaw]:
         """What another run shows that differs from the first in `what` alone."""
         try:
-            run = self.run(memory=memory, lanes=lanes, order=order)
+            run = self.run(memory=memory, order=order)
         except Exception as error:  # the first run had none, so it is what differs that raises it
             return [Flaw(kind, f"raises {one_line(error)}, depending on {what}")]
         seen = {(flaw.kind, flaw.where) for flaw in first.flaws}
@@ -304,18 +280,12 @@ def _position_names(function: Callable[..., Any], count: int) -> list[str]:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is seen in one run; its methods are for a run in Triton's interpreter."""
+    """What is seen in one run."""
 
     outputs: dict[str, torch.Tensor]
-    extra: tuple[torch.Tensor, ...]
-    memory: int
-    lanes: int
     flaws: list[Flaw] = field(default_factory=list)
     launches: int = 0
     without_other: set[str] = field(default_factory=set)
-    kernel: str = ""
-    memory_of_launch: LaunchMemory = field(default_factory=lambda: LaunchMemory(()))
-    shadow: Shadow = field(default_factory=lambda: Shadow([]))
     initialised: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -337,99 +307,3 @@ class _Watch:
             by_element = torch.from_numpy(known.reshape(-1, tensor.element_size()).all(axis=1))
             written[name] = torch.as_strided(by_element, tensor.shape, tensor.stride(), 0).clone()
         return written
-
-    def launch(self, launch: Launch) -> None:
-        self.launches += 1
-        self.kernel = launch.kernel
-        extra = [("extra memory", tensor) for tensor in self.extra]
-        self.memory_of_launch = LaunchMemory([*launch.tensors.items(), *extra])
-        self.shadow = Shadow.over([(span.start, span.end) for span in self.memory_of_launch.spans])
-
-    def program(self, number: int) -> None:
-        self.shadow.begin(number)
-
-    def barrier(self) -> None:
-        self.shadow.barrier()
-
-    def overflow(self, message: str, where: str) -> None:
-        self.flag("int32-overflow", f"{self.kernel}: {message}", where)
-
-    def undefined(self, access: Access, values: Any, lanes: Any, *, stray: bool) -> None:
-        if stray:
-            values[lanes] = _poison_of(values.dtype, self.memory)
-            return
-        values[lanes] = _poison_of(values.dtype, 0) if self.lanes else 0  # 0 is what most hardware leaves there
-        self.without_other.add(access.where)
-
-    def load(self, access: Access) -> Any:
-        access = self._inside(access, "reads")
-        for name, at in self._of_outputs(access):
-            if not self.initialised[name][at].all():
-                self.flag("uninitialised", f"{self.kernel} reads {name}, which nobody has written there", access.where)
-        self._races(self.shadow.read(access), access)
-        return access.active
-
-    def store(self, access: Access, values: Any) -> Any:
-        access = self._inside(access, "writes")
-        self._races(self.shadow.write(access, values), access)
-        for name, at in self._of_outputs(access):
-            self.initialised[name][at] = True
-        return access.active
-
-    def atomic(self, access: Access, *, orders: bool) -> Any:
-        access = self._inside(access, "updates")
-        for name, at in self._of_outputs(access):
-            if not self.initialised[name][at].all():
-                self.flag("uninitialised", f"{self.kernel} updates {name}, which nobody has written", access.where)
-            self.initialised[name][at] = True
-        self._races((self.shadow.atomic(access, orders=orders), None), access)
-        return access.active
-
-    def _races(self, found: tuple[Race | None, Race | None], access: Access) -> None:
-        between, within = found
-        if between:
-            self.flag("race-between", f"{self.kernel}: {between} race of two programs", access.where)
-        if within:
-            self.flag("race-within", f"{self.kernel}: {within} race of two lanes, no barrier between", access.where)
-
-    def _inside(self, access: Access, verb: str) -> Access:
-        """The access without the lanes that fall into no tensor of the launch, which are flagged."""
-        inside = self.memory_of_launch.inside(access.addresses, access.itemsize)
-        stray = access.active & ~inside
-        if stray.any():
-            text = f"{self.kernel} {verb} {self._place(int(access.addresses[stray].flat[0]))}"
-            self.flag("out-of-bounds", text, access.where)
-        return replace(access, active=access.active & inside)
-
-    def _place(self, address: int) -> str:
-        element = self.memory_of_launch.nearest(address)
-        if element is None:
-            return "memory, and was given no tensor"
-        return f"element {element.index} of {element.tensor}, which has {element.size}"
-
-    def _of_outputs(self, access: Access) -> list[tuple[str, Any]]:
-        """The bytes of outputs that the active lanes touch."""
-        touched = []
-        addresses = access.addresses[access.active].astype(np.int64)
-        for name, tensor in self.outputs.items():
-            at = (addresses - tensor.data_ptr())[:, None] + np.arange(access.itemsize)
-            at = at[(at >= 0) & (at < self.initialised[name].size)]
-            if at.size:
-                touched.append((name, at))
-        return touched
-
-
-@contextmanager
-def launches_watched() -> Iterator[list[Flaw]]:
-    """Watch every launch in Triton's interpreter while active, once, for strays and races. Gives what is found."""
-    watch = _Watch({}, (), 0, 0)
-    with observed(watch):
-        yield watch.flaws
-
-
-def _poison_of(dtype: Any, which: int) -> Any:
-    if dtype == np.bool_:
-        return bool(which)
-    if np.issubdtype(dtype, np.floating):
-        return poison_value(torch.float32, which) if dtype.itemsize >= 4 else dtype.type(7.0 + which)
-    return poison_value(torch.int32 if dtype.itemsize >= 4 else torch.uint8, which)

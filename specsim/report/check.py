@@ -82,8 +82,6 @@ def _print_checked(console: Console, verdict: Verdict, detail: Detail) -> None:
     if verdict.baseline is not None:
         _print_compared(console, verdict.baseline, detail)
     _print_not_run(console, verdict.suites, listed=detail.not_run or verdict.verdict == "error")
-    for suite in verdict.suites if detail.verbose else ():
-        _print_fallbacks(console, suite)
 
 
 def _ran_of(coverage: Mapping[str, Covered]) -> str:
@@ -415,25 +413,6 @@ def _print_not_run(console: Console, suites: Sequence[Suite], listed: bool) -> N
         print_row(console, "not run", f"{', '.join(counts)}; --show-not-run lists them", "yellow")
     for entry in entries if listed else ():
         print_row(console, "not run", f"{entry.what}: {entry.why}", "yellow")
-
-
-_FALLBACKS = {
-    "unsupported": "not in lockstep, which lacks",
-    "race": "whose programs race",
-    "error": "as it raises in lockstep alone",
-}
-
-
-def _print_fallbacks(console: Console, suite: Suite) -> None:
-    """What ran in Triton's interpreter: a line for each reason."""
-    for why, reason in _FALLBACKS.items():
-        found = [fallback for fallback in suite.fallbacks if fallback.why == why]
-        kernels = sorted({fallback.kernel for fallback in found})
-        if kernels:
-            names = ", ".join(sorted({name for fallback in found for name in fallback.names}))
-            count = f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} in Triton's interpreter"
-            text = f"{count}, {reason}{f' {names}' if names else ''}: {', '.join(kernels)}"
-            print_row(console, "fallback", text, "yellow")
 
 
 # Lines

@@ -65,7 +65,6 @@ class _Checked:
             case Done():
                 self.suite.cases += message.judged.cases
                 self.suite.not_run += message.not_run
-                self.suite.fallbacks += message.fallbacks
                 if message.judged.cases:
                     self.suite.judged.append(message.judged)
                 self.skip.append(message.subject)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from specsim.isolation.messages import OF_EVERY_CHILD, VERSION, Message
-from specsim.verdict import CheckedSubject, Covered, Fallback, Finding, NotRun
+from specsim.verdict import CheckedSubject, Covered, Finding, NotRun
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, tag_field="mode", forbid_unknown_fields=True):
@@ -150,7 +150,6 @@ class Done(Message, tag="done"):
     subject: str
     judged: CheckedSubject
     not_run: list[NotRun]
-    fallbacks: list[Fallback] = msgspec.field(default_factory=list)
 
 
 class Lost(Message, tag="lost"):

@@ -1,10 +1,9 @@
 """Launches of Triton kernels on tensors of the virtual device.
 
-A launch takes its turn on the current stream. It runs in lockstep, or by Triton's own interpreter where a kernel uses
-what lockstep does not have and TRITON_INTERPRET=1 was set when Triton was imported. Both say which elements are loaded
-and stored, so a kernel reads and writes exactly those. Its tensors' whole storages may be accessed, and those of
-tensors whose `data_ptr()` the program took and that a table among its arguments holds; anything else is a finding and
-has no effect.
+A launch takes its turn on the current stream. It runs in lockstep, which says which elements are loaded and stored, so
+a kernel reads and writes exactly those; one that uses what lockstep does not have raises UnsupportedError. Its tensors'
+whole storages may be accessed, and those of tensors whose `data_ptr()` the program took and that a table among its
+arguments holds; anything else is a finding and has no effect.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from specsim.interpreter.triton_interpreter import Access as InterpreterAccess
-from specsim.interpreter.triton_interpreter import Launch, is_interpreted, kernel_classes, observed
+from specsim.interpreter.triton_names import kernel_classes
 from specsim.vdevice.device import Device
 from specsim.vdevice.history import Array, Memory, Operation, Use
 from specsim.vdevice.tensors import Traced
@@ -51,7 +49,7 @@ def _run(device: Device, original: Callable[..., Any]) -> Callable[..., Any]:
         memories = _Memories(device, name, traced)
         operation = device.new_operation(name, device.sites.here())
         device.lend(operation, memories.uses)
-        operation.run = lambda by: _execute(memories, by, of, original, host_args, host_kwargs, grid)
+        operation.run = lambda by: _execute(memories, by, of, host_args, host_kwargs, grid)
         device.enqueue(operation)
         return None
 
@@ -74,22 +72,16 @@ def _execute(
     memories: _Memories,
     by: Operation,
     of: Any,
-    original: Callable[..., Any],
     args: list[Any],
     kwargs: dict[str, Any],
     grid: Any,
 ) -> None:
-    from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
+    from specsim.interpreter.lockstep.errors import KernelError
     from specsim.interpreter.lockstep.launch import launch
 
     memories.begin()
     try:
         launch(of.fn, grid, args, kwargs, _following()(memories), extra=memories.extra)
-    except UnsupportedError:
-        if not is_interpreted(of):
-            raise
-        with observed(_Observer(memories)):
-            original(of, *args, grid=grid, warmup=False, **kwargs)
     except KernelError as error:
         memories.device.failed(by, error)
     memories.note(by)
@@ -139,21 +131,6 @@ class _Memories:
         for i, (memory, part) in enumerate(self.uses):
             if memory.elements is not None and memory.elements.changes_only:
                 self.before[i] = _whole(memory, part).clone()
-
-    def note_addresses(self, addresses: Array, *, is_write: bool) -> None:
-        """[n] addresses of elements, each in one of the storages."""
-        if not addresses.size:
-            return
-        first = int(addresses.flat[0])
-        for i, (start, end) in enumerate(self.spans):
-            if start <= first < end:
-                inside = (addresses >= start) & (addresses < end)
-                known = self.touched.setdefault((i, is_write), [])
-                if self.uses[i][0].elements is not None or not known:
-                    known.append(addresses[inside] - start)
-                if not inside.all():
-                    self.note_addresses(addresses[~inside], is_write=is_write)
-                return
 
     def note(self, by: Operation) -> None:
         """The launch is done: enter what it touched, reads first."""
@@ -208,41 +185,3 @@ def _whole(memory: Memory, part: torch.Tensor) -> torch.Tensor:
         size = part.untyped_storage().nbytes() // part.element_size()
         whole = memory.whole = torch.as_strided(part, (size,), (1,), 0)
     return whole
-
-
-class _Observer:
-    """Follows a launch in Triton's own interpreter."""
-
-    def __init__(self, memories: _Memories) -> None:
-        self.memories = memories
-
-    def _access(self, access: InterpreterAccess, kind: str, *, is_write: bool) -> Any:
-        addresses = access.addresses.astype(np.int64)
-        inside = np.zeros(addresses.shape, bool)
-        for start, end in self.memories.spans:
-            inside |= (addresses >= start) & (addresses <= end - access.itemsize)
-        lanes = access.active & inside
-        if (access.active & ~inside).any():
-            self.memories.strays.append(f"{kind} outside of its tensors at {access.where}")
-        self.memories.note_addresses(addresses[lanes], is_write=is_write)
-        return access.active if lanes.sum() == access.active.sum() else lanes
-
-    def launch(self, launch: Launch) -> None: ...
-
-    def program(self, number: int) -> None: ...
-
-    def load(self, access: InterpreterAccess) -> Any:
-        return self._access(access, "read", is_write=False)
-
-    def store(self, access: InterpreterAccess, values: Any) -> Any:
-        return self._access(access, "write", is_write=True)
-
-    def atomic(self, access: InterpreterAccess, *, orders: bool) -> Any:
-        self._access(access, "update", is_write=False)
-        return self._access(access, "update", is_write=True)
-
-    def barrier(self) -> None: ...
-
-    def overflow(self, message: str, where: str) -> None: ...
-
-    def undefined(self, access: InterpreterAccess, values: Any, lanes: Any, *, stray: bool) -> None: ...

@@ -41,7 +41,7 @@ import triton.language as tl
 from specsim.interpreter.lockstep import control, language
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
 from specsim.interpreter.lockstep.tensors import NUMPY
-from specsim.interpreter.triton_interpreter import kernel_classes
+from specsim.interpreter.triton_names import kernel_classes
 
 HELPERS: dict[str, Any] = {
     "_Frame": control.Frame,
@@ -585,9 +585,7 @@ def _chains(tree: ast.AST) -> list[tuple[tuple[str, ...], int]]:
 
 
 def missing() -> tuple[str, ...]:
-    """The public functions and types of `triton.language`, as installed, that the lockstep interpreter does not have.
-    Triton's own interpreter runs a kernel that uses one.
-    """
+    """The public functions and types of `triton.language`, as installed, that the interpreter does not have."""
     return tuple(f"tl.{name}" for name in dir(tl) if not name.startswith("_") and _is_missing(getattr(tl, name)))
 
 

@@ -32,7 +32,7 @@ from specsim.interpreter.lockstep.limits import Limits, Room, RoomError
 from specsim.interpreter.lockstep.memory import Checks, Memory, Span
 from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned
 from specsim.interpreter.lockstep.watch import Watch
-from specsim.interpreter.triton_interpreter import Order, Program, kernel_classes
+from specsim.interpreter.triton_names import Order, Program, kernel_classes
 
 ELEMENTS_MAX = 1 << 22
 """Elements of a block, over the programs that run together. Programs of a larger grid run in groups."""
@@ -54,6 +54,7 @@ def launch(
     *,
     extra: Sequence[torch.Tensor] = (),
     order: Order = tuple,
+    in_turn: bool = False,
     limits: Limits = Limits(),  # noqa: B008
 ) -> int:
     """Run `kernel`, the Python function of a Triton kernel, on tensors in the host's memory. Returns how many programs
@@ -63,6 +64,7 @@ def launch(
     extra  memory that the kernel may reach besides its tensors
     order  given the grid's programs, which of them run, in which order: where several write one element at once, the
            last one's value stays, and atomic operations of one statement follow it
+    in_turn  programs run one after the other, unless the kernel may wait for another one
 
     Raises UnsupportedError before anything is run, KernelError for what the kernel does wrong, and RoomError, which is
     one, for what is beyond the limits.
@@ -79,7 +81,7 @@ def launch(
     spans += [Span(f"extra memory ({i})", tensor) for i, tensor in enumerate(extra)]
     memory = Memory(spans, checks or Checks(), watch)
     places, total, dims = _programs(dims, order)
-    group = total if code.waits else _group(code, bound)
+    group = total if code.waits else 1 if in_turn else _group(code, bound)
     memory.checks.launch(code.name)
     if watch is not None:
         watch.begin(memory.spans, total, ordered=code.has_atomics)
@@ -261,13 +263,14 @@ def lockstep(
     *,
     extra: Sequence[torch.Tensor] = (),
     order: Order = tuple,
+    in_turn: bool = False,
     limits: Limits = Limits(),  # noqa: B008
     overflow: bool = False,
     fall_back: bool = True,
 ) -> Iterator[Launches]:
     """Run every launch of a Triton kernel here while active; what is left of the others is in what this gives.
 
-    extra, order, limits  as `launch` has them
+    extra, order, in_turn, limits  as `launch` has them
     overflow   check integer arithmetic, which is reported to `checks`
     fall_back  launch a kernel that uses what is not supported as Triton does; else UnsupportedError is raised
     """
@@ -279,7 +282,9 @@ def lockstep(
             if warmup:
                 return None
             try:
-                programs = launch(of.fn, grid, args, kwargs, checks, watch, extra=extra, order=order, limits=limits)
+                programs = launch(
+                    of.fn, grid, args, kwargs, checks, watch, extra=extra, order=order, in_turn=in_turn, limits=limits
+                )
             except UnsupportedError as error:
                 if not fall_back:
                     raise UnsupportedError(of.fn.__name__, error.names, error.places) from error

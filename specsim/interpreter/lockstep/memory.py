@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from specsim.interpreter.launch_memory import span_bytes
+from specsim.contracts.pointers import span_bytes
 from specsim.interpreter.lockstep import control, limits
 from specsim.interpreter.lockstep.errors import KernelError
 from specsim.interpreter.lockstep.tensors import (

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from specsim.interpreter.launch_memory import span_bytes
+from specsim.contracts.pointers import span_bytes
 from specsim.interpreter.lockstep.memory import Checks, Span, source_line
 from specsim.interpreter.lockstep.tensors import Array
 from specsim.interpreter.lockstep.watch import Race, Watch

@@ -23,7 +23,7 @@ import triton.language as tl
 from specsim.interpreter.lockstep import limits
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
 from specsim.interpreter.lockstep.limits import LARGE, PAIRS_MAX
-from specsim.interpreter.triton_interpreter import type_rules
+from specsim.interpreter.triton_names import type_rules
 
 Array = Any
 Number = int | float | bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from specsim.replay_file import OpReplay
     from specsim.tiers.ops.run import EndedError
     from specsim.tiers.ops.target_process import TargetProcess
-    from specsim.verdict import Fallback
 
 ALIVE_SECONDS = 1.0
 LEAST_SECONDS = 1.0  # of checking, also where loading took the whole budget
@@ -135,11 +134,11 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             if found:
                 origin = Origin(request.target, request.seed, device, found.known.generator if found.known else "")
                 messages.send(found_message(*finding_of(OPS[subject.op], subject, found, origin)))
-            reason = "" if result.cases or found else result.why_not
+            reason = "" if found else result.why_not
             if not result.cases and not found and not reason:
                 spent = result.cut_short or interrupts.asked()
                 reason = interrupts.why_not_run() if spent else "no generated case was one that it accepts"
-            send_done(messages, subject, result.cases, reason, process.fallbacks_of(subject))
+            send_done(messages, subject, result.cases, reason)
     messages.send(End(not_run=not_run))
 
 
@@ -165,18 +164,10 @@ def known_cases(folder: str) -> Callable[[Any, Any], list[Any]]:
     return of
 
 
-def send_done(
-    messages: Messages,
-    subject: Any,
-    cases: int,
-    why_not: str = "",
-    fallbacks: Sequence[Fallback] = (),
-    /,
-    **packing: Any,
-) -> None:
+def send_done(messages: Messages, subject: Any, cases: int, why_not: str = "", /, **packing: Any) -> None:
     not_run = [NotRun(f"{subject.op}, {subject.name}", why_not)] if why_not else []
     checked = CheckedSubject(subject.op, subject.name, subject.where, cases, **packing)
-    messages.send(Done(subject=subject.name, judged=checked, not_run=not_run, fallbacks=list(fallbacks)))
+    messages.send(Done(subject=subject.name, judged=checked, not_run=not_run))
 
 
 def replay(request: Request, work: Replay, messages: Messages) -> None:

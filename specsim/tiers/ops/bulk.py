@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,11 +29,14 @@ from specsim.choices.chooser import Chooser, RecordingChooser, Tape, replayed, s
 from specsim.contracts.contract import Case, Op, Role, Sizes, Tensors, WrongResultError, differing
 from specsim.contracts.draws import STREAMS
 from specsim.contracts.provider import NotCalledError, Subject
+from specsim.interpreter.lockstep.errors import UnsupportedError
+from specsim.interpreter.memcheck import MemoryLog, memcheck
 from specsim.interpreter.red_zones import poison_value
+from specsim.interpreter.triton_names import interpreted
 from specsim.reference import unchecked
 from specsim.tiers.ops.relations import is_of_requests
 from specsim.tiers.ops.rules import EQUALS_REFERENCE
-from specsim.tiers.ops.run import LaunchHere, Outcome, Violation, raise_if_lost, run_case, watched
+from specsim.tiers.ops.run import LaunchHere, Outcome, Violation, raise_if_lost, run_case
 from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, Counterexample, Failure, shrink, worst
 
 DIGITS, DIGIT_BOUND = 3, 2**21
@@ -63,13 +66,13 @@ class Place(NamedTuple):
 
 
 def place_of(op: Op, subject: Subject, device: str, seed: int) -> Place:
-    """Where a subject runs. Triton kernels on a CPU run in its interpreter, a program after the other: whether it
-    launches any is seen on two requests.
+    """Where a subject runs. Triton kernels on a CPU are interpreted: whether it launches any is seen on two
+    requests.
     """
     if device == "cuda":
         return Place(device, "cuda")
     for shape, _tape in _shapes(op, subject, seed, shapes_max=1):
-        with unchecked(), watched(0) as log, suppress(Exception):
+        with unchecked(), _watched(0) as log, suppress(Exception):
             case = op.cases.make(torch.arange(2), shape)
             subject.run(case.sizes, _copies(case) | _arguments(op, case, 0, torch.device("cpu")))
         return Place(device, "interpreter" if log.launches else "cpu")
@@ -154,9 +157,9 @@ def is_wrong(
     op: Op, subject: Subject, case: Case, which: int = 0, on_part: Callable[[str], None] = lambda _part: None
 ) -> Tensor:
     """Whether `subject` breaks a rule on `case`, as a boolean without dimensions on the case's device, which is not
-    waited for; `which` is the poison that undefined memory holds. An exception breaks one too; NotCalledError passes
-    through, and DeviceLostError says that the device takes no more work. `on_part` is told what was just done:
-    "expected", "run", "compared".
+    waited for; `which` is the poison that undefined memory holds. An exception breaks one too; NotCalledError and
+    UnsupportedError pass through, and DeviceLostError says that the device takes no more work. `on_part` is told what
+    was just done: "expected", "run", "compared".
     """
     device = next(iter(case.tensors.values())).device
     with unchecked():
@@ -164,10 +167,10 @@ def is_wrong(
         defined = op.defined(case, expected)
         arguments, given = _arguments(op, case, which, device), _copies(case)
         on_part("expected")
-        with watched(which) as log:
+        with _watched(which) as log:
             try:
                 results = subject.run(case.sizes, arguments | given)
-            except NotCalledError:
+            except (NotCalledError, UnsupportedError):
                 raise
             except WrongResultError:
                 return torch.ones((), dtype=torch.bool, device=device)
@@ -183,6 +186,10 @@ def is_wrong(
             wrong |= _changed(given[arg.name], case.tensors[arg.name]).any()
     on_part("compared")
     return wrong
+
+
+def _watched(which: int) -> AbstractContextManager[MemoryLog]:
+    return memcheck(which, follows=False) if interpreted() else nullcontext(MemoryLog())
 
 
 def _changed(after: Tensor, before: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     """Check every subject that the request does not skip, in launches of thousands of cases."""
     device = choose_device(request.device)
     from specsim.contracts.registry import OPS
+    from specsim.interpreter.lockstep.errors import UnsupportedError
     from specsim.tiers.ops.bulk import check_in_bulk
     from specsim.tiers.ops.finding import Origin, finding_of
     from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX
@@ -46,17 +47,21 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             send_done(messages, subject, 0, reason)
             continue
         with _until_lost(messages):
-            result = check_in_bulk(
-                OPS[subject.op],
-                subject,
-                seed=request.seed,
-                cases=request.count,
-                device=device,
-                deadline=now + (end - now) / (len(todo) - position),
-                on_launch=on_launch,
-                on_attempt=on_launch.again,
-                attempts=SHRINK_ATTEMPTS_MAX if request.attempts is None else request.attempts,
-            )
+            try:
+                result = check_in_bulk(
+                    OPS[subject.op],
+                    subject,
+                    seed=request.seed,
+                    cases=request.count,
+                    device=device,
+                    deadline=now + (end - now) / (len(todo) - position),
+                    on_launch=on_launch,
+                    on_attempt=on_launch.again,
+                    attempts=SHRINK_ATTEMPTS_MAX if request.attempts is None else request.attempts,
+                )
+            except UnsupportedError as error:
+                send_done(messages, subject, 0, error.problem)
+                continue
             if result.counterexample:
                 failed.add(subject.name)
                 origin = Origin(request.target, request.seed, device, "bulk")

@@ -8,24 +8,25 @@ everything that decides is made of that here. So the code that is checked may ru
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from specsim.contracts.contract import Case, Op, Role, Tensors, WrongResultError, differing
+from specsim.contracts.pointers import span_bytes
 from specsim.contracts.provider import NotCalledError, Subject
-from specsim.interpreter.launch_memory import span_bytes
 from specsim.interpreter.lockstep.errors import UnsupportedError
-from specsim.interpreter.memcheck import LockstepLog, MemoryLog, memcheck, memcheck_in_lockstep
+from specsim.interpreter.memcheck import MemoryLog, memcheck
 from specsim.interpreter.offsets import overflow_of
 from specsim.interpreter.red_zones import GuardedTensor, guarded_arguments, views
-from specsim.interpreter.triton_interpreter import interpreted, one_line
+from specsim.interpreter.triton_names import interpreted, one_line
 from specsim.tiers.ops import rules
 from specsim.tiers.ops.relations import Difference, broken_relation
-from specsim.verdict import Fallback, Rule
+from specsim.verdict import Rule
+
+if TYPE_CHECKING:
+    from specsim.interpreter.lockstep.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,8 @@ class Launched:
     `stray`    the first access outside of every tensor that the interpreter saw, "" for none
     `lines`    the lines of loads without `other` of which lanes were masked off
     `undefined`  what undefined values decided: "a branch (line 12)"
-    `race`     the first race of two programs that the lockstep interpreter saw, "" for none
+    `race`     the first race of two programs that the interpreter saw, "" for none
     `marks`    by output, where it has some, which elements hold undefined values, bool
-    `fallback` why all this is of Triton's interpreter, None where it is of the lockstep interpreter or of a GPU
     """
 
     results: Tensors | None
@@ -127,12 +127,12 @@ class Launched:
     undefined: tuple[str, ...] = ()
     race: str = ""
     marks: Tensors = field(default_factory=dict)
-    fallback: Fallback | None = None
 
 
 class Launcher(Protocol):
-    """Runs implementations. Raises NotCalledError where a caller makes no call in the configuration of the case, and
-    EndedError where running it ends the process that it runs in.
+    """Runs implementations. Raises NotCalledError where a caller makes no call in the configuration of the case,
+    EndedError where running it ends the process that it runs in, and UnsupportedError where the interpreter lacks what
+    a kernel uses.
     """
 
     def launch(self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms) -> Launched:
@@ -151,38 +151,34 @@ class LaunchHere:
     device: torch.device | str = "cpu"
 
     def launch(self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms) -> Launched:
-        """In the interpreter, in lockstep: unless that lacks something, a kernel raises, or programs race. What comes
-        of these is what they do one after the other. With a value of its own in each undefined lane it stays in
-        lockstep, as it did without: Triton's interpreter gives all the same, and a race or an error now is of these.
+        """Where two programs race, what comes of them is what they do one after the other: the race is what is wrong,
+        and not the value that it leaves. With a value of its own in each undefined lane they stay together, as they do
+        without: a race is of these values.
         """
-        fallback, race = None, ""
-        if interpreted():
-            unwritten = [arg.name for arg in op.outputs if arg.role is Role.OUT and arg.prefill is None]
+        if not interpreted():
             guarded = guarded_arguments(op, case, which, self.device, subject.strided)
-            reverse = freedoms.backwards and which == 1
-            outputs = [guarded[name].view for name in unwritten]
-            try:
-                with memcheck_in_lockstep(
-                    which, lanes=freedoms.lanes, backwards=reverse, apart=freedoms.apart, unwritten=outputs
-                ) as log:
-                    launched = self._left(op, subject, case, guarded, log)
-            except UnsupportedError as error:
-                fallback = Fallback(op.name, subject.name, error.kernel, "unsupported", error.names)
-            else:
-                if freedoms.apart:
-                    return launched
-                if log.races:
-                    kernel, race = min(log.races.items())
-                    fallback = Fallback(op.name, subject.name, kernel, "race")
-                elif launched.raised:
-                    fallback = Fallback(op.name, subject.name, log.kernel, "error")
-                else:
-                    return launched
+            return self._left(op, subject, case, guarded, MemoryLog())
+        launched, race = self._checked(op, subject, case, which, freedoms)
+        if not race or freedoms.apart:
+            return launched
+        return replace(self._checked(op, subject, case, which, freedoms, in_turn=True)[0], race=race)
+
+    def _checked(
+        self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms, *, in_turn: bool = False
+    ) -> tuple[Launched, str]:
+        """A run in the interpreter, and the first race of it, "" for none."""
+        unwritten = [arg.name for arg in op.outputs if arg.role is Role.OUT and arg.prefill is None]
         guarded = guarded_arguments(op, case, which, self.device, subject.strided)
-        with watched(which, freedoms) as classic:
-            launched = self._left(op, subject, case, guarded, classic)
-        is_no_other = fallback is not None and fallback.why == "error" and launched.raised
-        return launched if is_no_other else replace(launched, fallback=fallback, race=race)
+        with memcheck(
+            which,
+            lanes=freedoms.lanes,
+            backwards=freedoms.backwards and which == 1,
+            apart=freedoms.apart,
+            in_turn=in_turn,
+            unwritten=[guarded[name].view for name in unwritten],
+        ) as log:
+            launched = self._left(op, subject, case, guarded, log)
+        return launched, min(log.races.items())[1] if log.races else ""
 
     def _left(
         self, op: Op, subject: Subject, case: Case, guarded: dict[str, GuardedTensor], log: MemoryLog
@@ -208,8 +204,8 @@ class LaunchHere:
                 misfit=misfit,
                 stray=str(log.strays[0]) if log.strays else "",
                 lines=frozenset(log.without_other),
-                undefined=tuple(sorted(log.undefined)) if isinstance(log, LockstepLog) else (),
-                marks=_marks(guarded, results, log) if isinstance(log, LockstepLog) and results is not None else {},
+                undefined=tuple(sorted(log.undefined)),
+                marks=_marks(guarded, results, log.watch) if log.watch is not None and results is not None else {},
             )
         except RuntimeError as error:
             raise_if_lost(self.device, error)
@@ -220,15 +216,14 @@ class LaunchHere:
         return overflow_of(subject.far)
 
 
-def _marks(guarded: dict[str, GuardedTensor], results: Tensors, log: LockstepLog) -> Tensors:
+def _marks(guarded: dict[str, GuardedTensor], results: Tensors, watch: Watch) -> Tensors:
     """By output that lies where it was given, which elements hold undefined values; only those that have some."""
     marks: Tensors = {}
-    assert log.watch is not None
     for name, result in results.items():
         view = guarded[name].view
         if view.numel() and result.data_ptr() == view.data_ptr() and result.stride() == view.stride():
             count = span_bytes(view) // view.element_size()
-            undefined = torch.from_numpy(log.watch.still_undefined(view.data_ptr(), count, view.element_size()))
+            undefined = torch.from_numpy(watch.still_undefined(view.data_ptr(), count, view.element_size()))
             if bool(undefined.any()):
                 marks[name] = torch.as_strided(undefined, view.shape, view.stride()).clone()
     return marks
@@ -236,15 +231,6 @@ def _marks(guarded: dict[str, GuardedTensor], results: Tensors, log: LockstepLog
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-@contextmanager
-def watched(which: int, freedoms: Freedoms = PLAIN) -> Iterator[MemoryLog]:
-    if interpreted():
-        with memcheck(which, lanes=freedoms.lanes, backwards=freedoms.backwards and which == 1) as log:
-            yield log
-    else:
-        yield MemoryLog()
 
 
 def run_case(

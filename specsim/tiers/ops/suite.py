@@ -18,6 +18,7 @@ from specsim.choices.chooser import RecordingChooser, Tape, replayed, seeded
 from specsim.choices.shrinker import Shrinker
 from specsim.contracts.contract import Case, Op
 from specsim.contracts.provider import Reach, Subject
+from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.tiers.ops.rules import ENDS, KEEPS_RELATIONS, RULES, SURVIVES
 from specsim.tiers.ops.run import EndedError, Launcher, LaunchHere, Outcome, run_case
 from specsim.verdict import Rule
@@ -179,7 +180,11 @@ class SubjectCheck:
         """Check it on a case, if it accepts that; whether it did."""
         if not self.subject.accepts(case.sizes):
             return False
-        outcome = run_case(self.op, self.subject, case, related=related, launcher=self._launcher)
+        try:
+            outcome = run_case(self.op, self.subject, case, related=related, launcher=self._launcher)
+        except UnsupportedError as error:
+            self.result.why_not = error.problem
+            return False
         if outcome.violations:
             reach = self.subject.reach(case.sizes)
             self.result.failures.append(Failure(self._next - 1, tape, worst(outcome), reach, known))
@@ -378,6 +383,8 @@ def shrink(
             outcome = run_case(op, subject, case, related=related, launcher=launcher)
         except EndedError:
             ended = True
+            return None
+        except UnsupportedError:
             return None
         return chooser.tape if outcome.of(chosen.rule) else None
 

@@ -8,7 +8,7 @@ else. What ends the process is an EndedError of the case that ran; the next case
 The two talk through a socket in frames: four bytes of length, then a msgspec structure. Each question has one answer.
 
 What this does not fence off: the process runs as the same user, so it can read and write that user's files and signal
-the trusted side; red zones and stray accesses of Triton's interpreter are watched in the process itself.
+the trusted side; red zones and stray accesses are watched in the process itself.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ import socket
 import struct
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -32,11 +30,12 @@ import torch
 from specsim.contracts.contract import Case, Op, Tensors
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.errors import TEXT_MAX, UsageError
-from specsim.interpreter.triton_interpreter import one_line
+from specsim.interpreter.lockstep.errors import UnsupportedError
+from specsim.interpreter.triton_names import one_line
 from specsim.isolation.fork_runner import LOST
 from specsim.isolation.processes import Patience, end_fork, fork
 from specsim.tiers.ops.run import EndedError, Freedoms, Launched, LaunchHere
-from specsim.verdict import Fallback, NotRun
+from specsim.verdict import NotRun
 
 FRAME_BYTES_MAX = 1 << 32
 _TEXT_MAX = 2 * TEXT_MAX  # of what the process itself should have cut
@@ -126,6 +125,14 @@ class _NotCalled(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     pass
 
 
+class _Unsupported(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """An UnsupportedError."""
+
+    kernel: str
+    names: list[str]
+    places: dict[str, str]
+
+
 class _Says(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     value: bool | str
 
@@ -147,11 +154,10 @@ class _Left(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     undefined: list[str]
     race: str
     marks: dict[str, _Tensor]
-    fallback: tuple[str, Literal["unsupported", "race", "error"], list[str]] | None
 
 
 _Question = _Load | _Accepts | _Reach | _Explain | _Overflow | _Launch
-_Answer = _Loaded | _Refused | _Raised | _NotCalled | _Says | _Overflows | _Left
+_Answer = _Loaded | _Refused | _Raised | _NotCalled | _Unsupported | _Says | _Overflows | _Left
 _encode = msgspec.msgpack.Encoder().encode
 _decode_question = msgspec.msgpack.Decoder(_Question).decode
 _decode_answer = msgspec.msgpack.Decoder(_Answer).decode
@@ -208,7 +214,6 @@ class TargetProcess:
         self._socket: socket.socket | None = None
         self.subjects: list[Subject] = []
         self.not_run: list[NotRun] = []
-        self._fallbacks: Counter[Fallback] = Counter()
 
     def __enter__(self) -> TargetProcess:
         loaded = self._start()
@@ -238,12 +243,6 @@ class TargetProcess:
                 raise ValueError("marks that are not of the outputs")
         except (ValueError, RuntimeError) as error:
             raise self._no_answer(str(error)) from None
-        fallback = None
-        if answer.fallback is not None:
-            kernel, why, names = answer.fallback
-            cut = tuple(name[:_TEXT_MAX] for name in names)
-            fallback = Fallback(op.name, subject.name, kernel[:_TEXT_MAX], why, cut)
-            self._fallbacks[fallback] += 1
         return Launched(
             results,
             buffers,
@@ -255,13 +254,7 @@ class TargetProcess:
             tuple(use[:_TEXT_MAX] for use in answer.undefined),
             answer.race[:_TEXT_MAX],
             marks,
-            fallback,
         )
-
-    def fallbacks_of(self, subject: Subject) -> list[Fallback]:
-        """What of a subject ran in Triton's interpreter so far."""
-        found = self._fallbacks.items()
-        return [replace(of, calls=calls) for of, calls in found if (of.op, of.subject) == (subject.op, subject.name)]
 
     def overflow(self, subject: Subject) -> tuple[str, int] | None:
         answer = self._ask(_Overflow(self._index(subject)))
@@ -306,13 +299,16 @@ class TargetProcess:
         return answer.value
 
     def _ask(self, question: _Question) -> _Answer:
-        """The answer. Raises EndedError when there is none."""
+        """The answer. Raises EndedError when there is none, and UnsupportedError where it is that."""
         self._on_call()
         if self._socket is None:
             self._start()
         answer = self._exchange(question, self._hang_seconds)
         if isinstance(answer, _Raised):
             raise EndedError(False, f"raises {answer.text[:_TEXT_MAX]}")
+        if isinstance(answer, _Unsupported):
+            cut = {name[:_TEXT_MAX]: place[:_TEXT_MAX] for name, place in answer.places.items()}
+            raise UnsupportedError(answer.kernel[:_TEXT_MAX], tuple(name[:_TEXT_MAX] for name in answer.names), cut)
         return answer
 
     def _start(self) -> _Loaded:
@@ -463,6 +459,8 @@ def _answer_all(connection: socket.socket) -> int:
                 launcher = LaunchHere(question.device)
             else:
                 answer = _answer(question, subjects[question.subject], launcher)
+        except UnsupportedError as error:
+            answer = _Unsupported(error.kernel, list(error.names), error.places)
         except UsageError as error:
             answer = _Refused(error.problem, error.remedy)
         except DeviceLostError:
@@ -543,7 +541,6 @@ def _answer(question: Any, subject: Subject, launcher: LaunchHere) -> _Answer:
         undefined=list(launched.undefined),
         race=launched.race,
         marks=_wires(launched.marks),
-        fallback=(of.kernel, of.why, list(of.names)) if (of := launched.fallback) else None,
     )
 
 

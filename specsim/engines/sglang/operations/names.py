@@ -98,8 +98,7 @@ class KernelNames:
     `places`   where releases have it, newest first
     `variant`  distinguishes it from another kernel of the same operation, "" for the first one
     `accepts`  the sizes that it is made for; it is not tested on others
-    `cost`     how many times as long a case takes in Triton's interpreter as one of a small kernel; it is tested on as
-               many fewer
+    `cost`     how many times as long a case takes on a CPU as one of a small kernel; it is tested on as many fewer
     `reach`    who reaches it with these sizes
     `strided`  arguments whose strides the host function reads
     `called_from`  folders in which a call of it, or of the host function NAME_func, may stand; () when there surely is

@@ -34,12 +34,13 @@ from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import Worker, unwritten
 from specsim.engines.sglang.where import ATTENTION, OF_SCHEDULER, OF_SCHEDULES, RUST_TREE, SCHEDULER
 from specsim.errors import UsageError, described
+from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.lifting.changes import Function
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
-from specsim.world.fakes import DriftError
+from specsim.world.fakes import DriftError, NotRunError
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.world.kv import BeyondRow, DraftsCounted
 from specsim.world.release import ReleaseFiles
@@ -404,6 +405,8 @@ class Started:
                     # What the host read too early is known once the device has written it.
                     with suppress(Exception):
                         torch.cuda.synchronize()
+                    if isinstance(error, UnsupportedError):
+                        raise NotRunError(f"a kernel of the release cannot be run: {error}") from error
                     if lacks := _lacked(error):
                         raise DriftError([], [lacks]) from error
                     raise

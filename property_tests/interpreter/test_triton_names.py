@@ -1,4 +1,4 @@
-"""One module names private parts of Triton's interpreter, and leaves them as they were."""
+"""One module of the product names private parts of Triton."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -13,25 +13,26 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from specsim.errors import UsageError
-from specsim.interpreter.memcheck import memcheck
-from specsim.interpreter.sanitizer import sanitize
-from specsim.interpreter.triton_interpreter import corners, mend_ranges, one_line
+from specsim.interpreter.triton_names import mend_ranges, one_line
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="replaces parts of the interpreter")
 
 ROOT = Path(__file__).parents[2]
-MAY_NAME_THEM = {"specsim/interpreter/triton_interpreter.py", "property_tests/interpreter/test_triton_interpreter.py"}
+MAY_NAME_THEM = {
+    "specsim/interpreter/triton_names.py",
+    "property_tests/interpreter/test_triton_names.py",
+    "property_tests/support/interleaved_programs.py",
+}
 PRIVATE = re.compile(
     r"triton\.runtime\.interpreter|triton\.runtime import [^#\n]*interpreter|TritonSemantic"
     r"|InterpretedFunction|InterpreterError|InterpreterBuilder|GridExecutor|interpreter_builder|_patch_lang"
 )
 
 
-def test_no_other_module_names_a_private_part_of_tritons_interpreter() -> None:
+def test_no_other_module_names_a_private_part_of_triton() -> None:
     folders = ("specsim", "reference", "kernels", "bench", "property_tests")
     naming = {
         path.relative_to(ROOT).as_posix()
@@ -46,40 +47,6 @@ def test_no_other_module_names_a_private_part_of_tritons_interpreter() -> None:
 def passes_on_kernel(p_in, p_out):
     i = tl.program_id(0)
     tl.store(p_out + i, tl.load(p_in + i))
-
-
-@interpreted
-def test_afterwards_the_interpreter_is_as_it_was() -> None:
-    def state() -> list[Any]:
-        parts = interpreter.InterpreterBuilder, interpreter.GridExecutor, TritonSemantic, interpreter
-        return [*(dict(vars(part)) for part in parts), interpreter.interpreter_builder.options]
-
-    mend_ranges()
-    before = state()
-    tensors = torch.arange(2), torch.zeros(2, dtype=torch.int64)
-    sanitize(passes_on_kernel[(2,)], *tensors, programs=corners)
-    with memcheck(1, lanes=True, backwards=True):
-        passes_on_kernel[(2,)](*tensors)
-    with pytest.raises(ZeroDivisionError):
-        sanitize(lambda: 1 // 0)
-    with pytest.raises(RuntimeError, match="stop"), memcheck():
-        raise RuntimeError("stop")
-    assert state() == before
-
-
-@triton.jit
-def adds_kernel(p_in, p_out, BLOCK: tl.constexpr):
-    o_n = tl.arange(0, BLOCK)
-    tl.store(p_out + o_n, tl.load(p_in[0] + o_n) + tl.load(p_in[1] + o_n + 1))
-
-
-@interpreted
-def test_tensors_of_a_tuple_belong_to_the_launch_and_are_named_by_their_place() -> None:
-    pair, out = (torch.arange(4), torch.arange(4)), torch.zeros(4, dtype=torch.int64)
-    with memcheck() as log:
-        adds_kernel[(1,)](pair, out, BLOCK=4)
-    assert [str(stray) for stray in log.strays] == ["adds_kernel reads element 4 of p_in[1], which has 4"]
-    assert out[:3].tolist() == [1, 3, 5]
 
 
 @interpreted
