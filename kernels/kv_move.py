@@ -156,7 +156,7 @@ def _move(words: tuple[Tensor, ...], addresses: Tensor | None, target: Tensor, s
     )
 
 
-class _Plan(NamedTuple):
+class _MovePlan(NamedTuple):
     """Rows and words of a row that a program holds, programs that share a barrier, and groups of such programs."""
 
     block_m: int
@@ -165,7 +165,7 @@ class _Plan(NamedTuple):
     num_groups: int
 
 
-def _plan(num_moves: int, num_buffers: int, row_words: int, word_bytes: int, programs_at_once: int) -> _Plan | None:
+def _plan(num_moves: int, num_buffers: int, row_words: int, word_bytes: int, programs_at_once: int) -> _MovePlan | None:
     """How the moves are shared out; None where `programs_at_once` programs cannot hold them."""
     is_small = num_moves * num_buffers * row_words * word_bytes <= BYTES_ALONE
     if num_moves > (4 * ROWS_ALONE if is_small else ROWS_ALONE) and programs_at_once > 1:
@@ -174,12 +174,12 @@ def _plan(num_moves: int, num_buffers: int, row_words: int, word_bytes: int, pro
     if block_m * SECTOR_BYTES // 2 > TILE_BYTES:
         return None
     block_w = _columns(num_buffers, row_words, block_m, word_bytes)
-    return _Plan(block_m, block_w, 1, num_buffers * triton.cdiv(row_words, block_w))
+    return _MovePlan(block_m, block_w, 1, num_buffers * triton.cdiv(row_words, block_w))
 
 
 def _shared_plan(
     num_moves: int, num_buffers: int, row_words: int, word_bytes: int, programs_at_once: int
-) -> _Plan | None:
+) -> _MovePlan | None:
     column_bytes = SHARED_COLUMN_BYTES
     while column_bytes >= SECTOR_BYTES:
         block_w = block_of(row_words, max(1, column_bytes // word_bytes))
@@ -187,7 +187,7 @@ def _shared_plan(
         num_members = triton.cdiv(num_moves, block_m)
         if num_members <= programs_at_once:
             num_units = num_buffers * triton.cdiv(row_words, block_w)
-            return _Plan(block_m, block_w, num_members, min(num_units, programs_at_once // num_members))
+            return _MovePlan(block_m, block_w, num_members, min(num_units, programs_at_once // num_members))
         column_bytes //= 2
     return None
 

@@ -20,7 +20,7 @@ from specsim.kernels.split_rows import (
     HEAD,
     UNIT,
     Filters,
-    Place,
+    RowPlace,
     Shape,
     arrive,
     bound_of_groups,
@@ -121,7 +121,7 @@ def _renorm_kernel(p_probs, p_limit, p_renorm_probs, scratch, IS_COUNT: tl.const
     p_high = scratch.groups + i_row * 2 * SHAPE.NUM_GROUPS
     p_sum = p_high + SHAPE.NUM_GROUPS
     p_own = scratch.owns + i_program * (SHAPE.CHUNK // SHAPE.GROUP)
-    place = Place(p_row, p_own, p_list, p_head, i_split)
+    place = RowPlace(p_row, p_own, p_list, p_head, i_split)
     limit = tl.load(p_limit + i_row)
     k = tl.minimum(limit, SHAPE.VOCAB_SIZE) if IS_COUNT else tl.full([], SHAPE.VOCAB_SIZE, dtype=tl.int32)
     p = tl.full([], 1.0, dtype=tl.float32) if IS_COUNT else limit

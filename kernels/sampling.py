@@ -22,7 +22,7 @@ import triton.language as tl
 
 from specsim.kernels.launch import block_of, checked_launch
 from specsim.kernels.split_rows import lane
-from specsim.kernels.verify import Path, Tree, store_path
+from specsim.kernels.verify import Path, TreeTensors, store_path
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _verify_tree_target_only_kernel(
     """One program a request. The rejected children of the node where the walk stands are kept as their tokens, by
     child, so that the draw touches again only blocks of the vocabulary that hold one of them.
     """
-    tree = Tree(p_candidates, p_retrieve_index, p_next_token, p_next_sibling)
+    tree = TreeTensors(p_candidates, p_retrieve_index, p_next_token, p_next_sibling)
     path = Path(p_predicts, p_accept_index, p_accept_token_num)
     i_b = tl.program_id(0).to(tl.int64)
     i_first_node = i_b * NDT
@@ -317,7 +317,7 @@ def _verify_tree_rejection_kernel(
     NUM_BLOCKS: tl.constexpr,
 ):
     """One program a request."""
-    tree = Tree(p_candidates, p_retrieve_index, p_next_token, p_next_sibling)
+    tree = TreeTensors(p_candidates, p_retrieve_index, p_next_token, p_next_sibling)
     path = Path(p_predicts, p_accept_index, p_accept_token_num)
     i_b = tl.program_id(0).to(tl.int64)
     i_first_node = i_b * NDT

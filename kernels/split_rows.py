@@ -82,7 +82,7 @@ def scratch_of_rows(name: str, device: torch.device, rows: int, words: tuple[int
     )
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a program works on a row: addresses of the row [VOCAB_SIZE], of the numbers of its groups that it reads
     again [groups of a chunk] int32, of the row's list [LIST] float32 and of its head [HEAD] int64; its number.
     """
@@ -102,7 +102,7 @@ class Filters(NamedTuple):
     least: Any
 
 
-class Request(NamedTuple):
+class RequestWants(NamedTuple):
     """What a request wants of all rows: addresses of its penalties, of its counts [VOCAB_SIZE], of its bias
     [VOCAB_SIZE] and of its stop tokens; whether it is penalised, and by a repetition penalty; whether it has a bias.
     """
@@ -118,7 +118,7 @@ class Request(NamedTuple):
     is_biased: Any
 
 
-class Rules(NamedTuple):
+class NodeRules(NamedTuple):
     """What a request wants at a node: how many of its stop tokens are forbidden, the address of its mask and whether it
     has one; the drafts of the node's path [BLOCK_W], of which there are `i_level`.
     """

@@ -17,7 +17,7 @@ __all__ = ["fill_bonus_tokens", "verify_tree_greedy"]
 BLOCK_B = 128
 
 
-class Tree(NamedTuple):
+class TreeTensors(NamedTuple):
     """Drafts of a batch: addresses of tensors [bs, num_draft_tokens] int64, as specsim.reference.verify has them."""
 
     candidates: Any

@@ -27,7 +27,7 @@ from torch import Tensor
 from specsim.kernels.argmax import best_of_chunk, token_of
 from specsim.kernels.launch import LOGITS, checked_launch
 from specsim.kernels.scratch import scratch_of
-from specsim.kernels.verify import Tree
+from specsim.kernels.verify import TreeTensors
 
 __all__ = ["verify_logits_greedy"]
 
@@ -50,7 +50,7 @@ _PIPELINE = 25.0  # a pipeline of launches: argmax, whose time is one of logits 
 _PIPELINE_RATE = 1.03e6
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """How a verification is launched: which variant, and over how many programs a row of logits is split."""
 
     is_lazy: bool
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
 def plan_verify_logits_greedy(
     bs: int, num_draft_tokens: int, num_steps: int, vocab_size: int, itemsize: int, num_sms: int
-) -> Plan:
+) -> LaunchPlan:
     """The variant for a shape: lazy where it is faster when two drafts are accepted, and not slower than a pipeline of
     launches that reads every row when all are. `itemsize`: bytes of a logit; `num_sms`: multiprocessors.
     """
@@ -72,11 +72,11 @@ def plan_verify_logits_greedy(
     return variant_plan(is_lazy, bs, num_draft_tokens, num_sms)
 
 
-def variant_plan(is_lazy: bool, bs: int, num_draft_tokens: int, num_sms: int) -> Plan:
+def variant_plan(is_lazy: bool, bs: int, num_draft_tokens: int, num_sms: int) -> LaunchPlan:
     """The splits that fill a device of `num_sms` multiprocessors."""
     if is_lazy:
-        return Plan(True, splits_of(LAZY_PROGRAMS_PER_SM * num_sms // bs))
-    return Plan(False, splits_of(EAGER_PROGRAMS_PER_SM * num_sms // (bs * num_draft_tokens)))
+        return LaunchPlan(True, splits_of(LAZY_PROGRAMS_PER_SM * num_sms // bs))
+    return LaunchPlan(False, splits_of(EAGER_PROGRAMS_PER_SM * num_sms // (bs * num_draft_tokens)))
 
 
 def splits_of(programs: int, most: int = SPLITS_MAX) -> int:
@@ -84,7 +84,7 @@ def splits_of(programs: int, most: int = SPLITS_MAX) -> int:
     return min(most, 1 << max(0, programs.bit_length() - 1))
 
 
-class Step(NamedTuple):
+class StepTensors(NamedTuple):
     """What a step reads beside its trees and writes: addresses of tensors as the reference has them."""
 
     seq_lens: Any
@@ -99,7 +99,7 @@ class Step(NamedTuple):
     source: Any
 
 
-class Shape(NamedTuple):
+class VerifyShape(NamedTuple):
     """A verification's sizes and how rows are cut up, known when a kernel is compiled.
 
     NDT      num_draft_tokens
@@ -147,12 +147,14 @@ def verify_logits_greedy(
     plan = plan_verify_logits_greedy(
         bs, num_draft_tokens, num_steps, logits.shape[1], logits.element_size(), num_sms_of(logits.device)
     )
-    tree = Tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    tree = TreeTensors(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     outputs = (predicts, accept_index, accept_lens, bonus_tokens, new_seq_lens, accept_tokens, target, source)
-    launch_verify_logits_greedy(plan, logits, tree, Step(seq_lens, out_cache_loc, *outputs), num_steps)
+    launch_verify_logits_greedy(plan, logits, tree, StepTensors(seq_lens, out_cache_loc, *outputs), num_steps)
 
 
-def launch_verify_logits_greedy(plan: Plan, logits: Tensor, tree: Tree, step: Step, num_steps: int) -> None:
+def launch_verify_logits_greedy(
+    plan: LaunchPlan, logits: Tensor, tree: TreeTensors, step: StepTensors, num_steps: int
+) -> None:
     """`verify_logits_greedy` by a plan of the caller's. In the interpreter, where programs run one after the other,
     none may wait for another: there the lazy variant takes one program a request.
     """
@@ -167,7 +169,7 @@ def launch_verify_logits_greedy(plan: Plan, logits: Tensor, tree: Tree, step: St
     options: dict[str, Any] = {"num_warps": num_warps}
     if plan.is_lazy and on_gpu:
         options |= {"maxnreg": LAZY_REGISTERS, "launch_cooperative_grid": splits > 1}
-    shape = Shape(
+    shape = VerifyShape(
         VOCAB_SIZE=vocab_size,
         NUM_STEPS=num_steps,
         NDT=num_draft_tokens,

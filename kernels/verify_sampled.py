@@ -39,9 +39,9 @@ from specsim.kernels.split_rows import (
     NOTHING,
     UNIT,
     Filters,
-    Place,
-    Request,
-    Rules,
+    NodeRules,
+    RequestWants,
+    RowPlace,
     Scratch,
     Shape,
     arrive,
@@ -60,8 +60,8 @@ from specsim.kernels.split_rows import (
     wait,
     without_children,
 )
-from specsim.kernels.verify import Tree
-from specsim.kernels.verify_logits import Step, num_sms_of, splits_of, store_step, touch_links
+from specsim.kernels.verify import TreeTensors
+from specsim.kernels.verify_logits import StepTensors, num_sms_of, splits_of, store_step, touch_links
 from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
@@ -156,7 +156,7 @@ def verify_logits_sampled(
     bs = candidates.shape[0]
     if law not in (EXACT, RELAXED):
         raise ValueError(f"law is {law}; allowed: EXACT ({EXACT}), RELAXED ({RELAXED})")
-    tree = Tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    tree = TreeTensors(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     penalties = (output_counts, output_lens, frequency_penalty, presence_penalty, repetition_penalty)
     limits = (min_new_tokens, stop_token_ids, logit_bias, bias_rows, bitmask, bitmask_rows)
     filters = (temperature, top_k, top_p, min_p)
@@ -164,7 +164,7 @@ def verify_logits_sampled(
     outputs = (predicts, accept_index, accept_lens, bonus_tokens, new_seq_lens, accept_tokens, target, source)
     splits = 1 if logits.device.type == "cpu" else splits_of_batch(bs, num_sms_of(logits.device))
     launch_verify_logits_sampled(
-        splits, logits, tree, requests, Step(seq_lens, out_cache_loc, *outputs), num_steps, law
+        splits, logits, tree, requests, StepTensors(seq_lens, out_cache_loc, *outputs), num_steps, law
     )
 
 
@@ -174,7 +174,7 @@ def splits_of_batch(bs: int, num_sms: int) -> int:
 
 
 def launch_verify_logits_sampled(
-    splits: int, logits: Tensor, tree: Tree, requests: Requests, step: Step, num_steps: int, law: int
+    splits: int, logits: Tensor, tree: TreeTensors, requests: Requests, step: StepTensors, num_steps: int, law: int
 ) -> None:
     """`verify_logits_sampled` over `splits` programs a request, a power of two. Triton's interpreter, in which programs
     run one after the other and none may wait for another, takes 1.
@@ -237,11 +237,11 @@ def _scratch(device: torch.device, bs: int, shape: Shape) -> Scratch:
 
 @triton.jit
 def _request(requests, i_b, num_stop_tokens, num_biases, VOCAB_SIZE: tl.constexpr):
-    """What request `i_b` wants of all rows: `split_rows.Request`."""
+    """What request `i_b` wants of all rows: `split_rows.RequestWants`."""
     is_repeated = tl.load(requests.repetition_penalty + i_b) != 1
     has_penalty = (tl.load(requests.frequency_penalty + i_b) != 0) | (tl.load(requests.presence_penalty + i_b) != 0)
     i_bias = tl.load(requests.bias_rows + i_b).to(tl.int64)
-    return Request(
+    return RequestWants(
         requests.frequency_penalty + i_b,
         requests.presence_penalty + i_b,
         requests.repetition_penalty + i_b,
@@ -256,10 +256,10 @@ def _request(requests, i_b, num_stop_tokens, num_biases, VOCAB_SIZE: tl.constexp
 
 @triton.jit
 def _rules(request, requests, i_row, num_stops, num_masks, i_drafts, b_token, NUM_WORDS: tl.constexpr):
-    """What a request wants at the node of row `i_row`: `split_rows.Rules`."""
+    """What a request wants at the node of row `i_row`: `split_rows.NodeRules`."""
     i_mask = tl.load(requests.bitmask_rows + i_row).to(tl.int64)
     is_masked = (i_mask >= 0) & (i_mask < num_masks)
-    return Rules(request, num_stops, requests.bitmask + i_mask * NUM_WORDS, is_masked, i_drafts, b_token)
+    return NodeRules(request, num_stops, requests.bitmask + i_mask * NUM_WORDS, is_masked, i_drafts, b_token)
 
 
 @triton.jit
@@ -471,7 +471,7 @@ def _kernel(
         total = tl.sum(to_units(b_sum), axis=0)
         lowest = tl.full([], float("-inf"), dtype=tl.float32)
         if is_filtered & has_any:
-            place = Place(p_row, p_own, p_list, p_head, i_split)
+            place = RowPlace(p_row, p_own, p_list, p_head, i_split)
             lowest, total, i_barrier = _limits(
                 place, b_high, b_most, b_sum, i_barrier, high, scale, total, filters, rules, SHAPE
             )
@@ -501,7 +501,7 @@ def _kernel(
         p_sum = p_high + SHAPE.NUM_GROUPS
         b_high = tl.load(p_high + o_g, mask=o_g < SHAPE.NUM_GROUPS, other=float("-inf"), volatile=True)
         b_sum = tl.load(p_sum + o_g, mask=o_g < SHAPE.NUM_GROUPS, other=0.0, volatile=True)
-        place = Place(p_row, p_own, p_list, p_head, i_split)
+        place = RowPlace(p_row, p_own, p_list, p_head, i_split)
         node = Node(i_first_node, i_node, high, lowest, scale, least, is_filtered, is_rejected, has_any)
         if (is_filtered | is_rejected) & has_any:
             # Where the sums of the node before were, which no program reads any more; this node's may still be read.

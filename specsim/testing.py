@@ -81,7 +81,7 @@ def assert_matches(
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.rules import DOES_NOT_RAISE
     from specsim.tiers.ops.run import LaunchHere
-    from specsim.tiers.ops.suite import Limits, check_subject
+    from specsim.tiers.ops.suite import SuiteLimits, check_subject
 
     subjects, not_run = MappingProvider("the test", {operation: function}).subjects()
     if not subjects:
@@ -93,7 +93,7 @@ def assert_matches(
     if _replay_file(operation) is not None:
         _replay_case(op, subject, device)
         return
-    result = check_subject(op, subject, seed=seed, limits=Limits(cases), launcher=LaunchHere(device))
+    result = check_subject(op, subject, seed=seed, limits=SuiteLimits(cases), launcher=LaunchHere(device))
     if found := result.counterexample:
         if found.rule is DOES_NOT_RAISE and _lacks_a_driver(found):
             raise UsageError(
@@ -314,7 +314,7 @@ def check_target(
     from specsim.commands.suites import Asked, run_tiers
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
-    from specsim.report.live import Line, Progress
+    from specsim.report.live import LiveLine, WorkProgress
     from specsim.tiers.registry import TIERS
 
     if only and only not in TIERS:
@@ -333,7 +333,7 @@ def check_target(
         device=device,
         hang_seconds=20.0,
     )
-    return run_tiers(asked, Line(Progress(parsed.text), None))
+    return run_tiers(asked, LiveLine(WorkProgress(parsed.text), None))
 
 
 def _require_fetched(parsed: Any, cache: Any) -> None:

@@ -31,7 +31,7 @@ from specsim.commands.options import SECONDS_MAX
 from specsim.deadline import Deadline
 from specsim.findings.matrix import Column, Matrix
 from specsim.lifting.cache import Cache
-from specsim.report.live import Progress, line_of
+from specsim.report.live import WorkProgress, line_of
 from specsim.report.terminal import print_replay
 from specsim.tiers.accounting.schedules import SimulationResult, simulate
 from specsim.verdict import Suite, Verdict
@@ -320,7 +320,7 @@ def test_a_budget_for_shrinking_keeps_what_there_is(tmp_path: Path) -> None:
 
 @given(
     st.builds(
-        Progress,
+        WorkProgress,
         what=st.text(max_size=9) | st.just("x\x1b\u202e" * 999),
         budget_seconds=st.none() | st.floats(1, 1e6),
         now=st.text(max_size=9),
@@ -332,14 +332,14 @@ def test_a_budget_for_shrinking_keeps_what_there_is(tmp_path: Path) -> None:
     ),
     st.floats(0, 1e6),
 )
-def test_the_line_is_one_line_of_printable_text(progress: Progress, elapsed: float) -> None:
+def test_the_line_is_one_line_of_printable_text(progress: WorkProgress, elapsed: float) -> None:
     line = line_of(progress, elapsed)
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", line)
     assert len(line) < 2000 * 6
 
 
 def test_the_line_says_schedules_speed_findings_marks_and_time_left() -> None:
-    progress = Progress("checking model", budget_seconds=60.0)
+    progress = WorkProgress("checking model", budget_seconds=60.0)
     progress.take({"schedules": 0, "events": 0, "findings": 0}, elapsed=10.0)
     progress.take({"schedules": 40, "events": 5000, "findings": 1}, elapsed=20.0)
     progress.marks, progress.marks_of = 31, 90
@@ -351,11 +351,11 @@ def test_the_line_says_schedules_speed_findings_marks_and_time_left() -> None:
     assert line_of(progress, 20.0).endswith(
         "40 of 50 schedules, 1 finding, 500 events/s, 31 of 90 situations met, 2 s left"
     )
-    assert line_of(Progress("hunting", done=10, of=40), 30.0) == "hunting: 10 of 40, 1 min 30 s left"
+    assert line_of(WorkProgress("hunting", done=10, of=40), 30.0) == "hunting: 10 of 40, 1 min 30 s left"
 
 
 def test_the_line_adds_up_the_tiers_that_run_at_once() -> None:
-    progress = Progress("checking sglang==0")
+    progress = WorkProgress("checking sglang==0")
     for tier, schedules in (("accounting", 40), ("scheduler", 2), ("accounting", 50)):
         progress.take({"tier": tier, "schedules": schedules, "events": 10 * schedules, "findings": 1}, elapsed=0.0)
     assert line_of(progress, 10.0) == "checking sglang==0: 52 schedules, 2 findings, 52 events/s"

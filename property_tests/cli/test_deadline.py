@@ -25,7 +25,7 @@ from specsim.engine.accounting import Accounting, Memory
 from specsim.engine.accounting_target import ModelTarget
 from specsim.fuzz import campaign
 from specsim.fuzz.batch import run_batch_here
-from specsim.fuzz.batches import Plan, family_weights, lots_of
+from specsim.fuzz.batches import BatchPlan, family_weights, lots_of
 from specsim.fuzz.campaign import GivenBack, go_on
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult
@@ -113,9 +113,9 @@ def test_a_benchmark_that_runs_is_ended_with_the_budget(monkeypatch: pytest.Monk
         time.sleep(30)
         return []
 
-    def rows(*_arguments: object) -> list[bench.Row]:
+    def rows(*_arguments: object) -> list[bench.BenchRow]:
         quick = {"name": "slow", "unit": "us", "shape": {"bs": 1}, "peers": []}
-        return [bench.Row("slow", {"bs": 1}, lambda: [quick]), bench.Row("slow", {"bs": 2}, slow)]
+        return [bench.BenchRow("slow", {"bs": 1}, lambda: [quick]), bench.BenchRow("slow", {"bs": 2}, slow)]
 
     monkeypatch.setattr(bench, "BENCHMARKS", {"slow": rows, "other": rows})
     told: list[dict[str, Any]] = []
@@ -185,8 +185,8 @@ class StubbornPool:
             future.set_exception(GivenBack())
 
 
-def plan_of(**tiers: list[str]) -> Plan:
-    return Plan(3, lots_of(tiers), family_weights(()))
+def plan_of(**tiers: list[str]) -> BatchPlan:
+    return BatchPlan(3, lots_of(tiers), family_weights(()))
 
 
 def test_a_batch_that_does_not_end_is_interrupted_then_given_up_and_run_again_later(

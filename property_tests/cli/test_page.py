@@ -39,7 +39,7 @@ from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS
 from specsim.engine.accounting_target import ModelTarget
 from specsim.lifting.cache import Cache
-from specsim.report.page.payload import Shown, payload_of
+from specsim.report.page.payload import PageContext, payload_of
 from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
 from specsim.tiers.accounting.page import links_of
@@ -299,7 +299,7 @@ def test_a_hostile_replay_file_makes_no_element_either(made: Made) -> None:
     violation = dict.fromkeys(("rule", "sentence", "part", "where", "who", "expected", "actual", "signature"), bad)
     answer = {"judged": True, "same_model": False, "digest": bad, "events": [event], "scenario": {"config": {bad: bad}}}
     stored = dataclasses.replace(stored, title=bad, rule=bad, signature=bad, target=bad, order=[bad, "event 0: " + bad])
-    shown = Shown(bad, bad, bad, bad, source={"where": bad, "first": 1, "line": 1, "lines": [bad], "note": bad})
+    shown = PageContext(bad, bad, bad, bad, source={"where": bad, "first": 1, "line": 1, "lines": [bad], "note": bad})
     html = html_of(payload_of(stored, {**answer, "violations": [{**violation, "event": 0}]}, shown))
     assert {tag for tag, _ in Outline(html).elements} <= {tag for tag, _ in Outline(made.html).elements}
     assert all(link.startswith(("#", "data:,")) for link in Outline(html).links)
@@ -440,6 +440,6 @@ def test_a_finding_that_is_gone_keeps_its_own_rule_and_place(monkeypatch: pytest
     stored = replay_file.load(ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json")
     other = {"rule": "S3", "sentence": "another rule", "where": "other.py:1", "actual": "5"}
     monkeypatch.setattr(type(TIERS[stored.tier]), "page", lambda *_arguments: Page("schedule", other, {}))
-    finding = payload_of(stored, {}, Shown("sglang@.", "specsim replay x.json", "gone"))["finding"]
+    finding = payload_of(stored, {}, PageContext("sglang@.", "specsim replay x.json", "gone"))["finding"]
     assert finding["sentence"] == TIERS[stored.tier].rules[stored.rule].sentence
     assert (finding["where"], finding["actual"]) == (stored.where, "")

@@ -414,7 +414,7 @@ def test_the_slot_that_a_scheduler_read_wrongly_is_red_where_its_page_opens(
 
 
 def test_an_index_has_what_is_new_first_and_fits_every_width(opened: Open, tmp_path: Path) -> None:
-    from specsim.report.page.index import Entry, Table, index_of
+    from specsim.report.page.index import Entry, IndexTable, index_of
 
     finding = {
         "rule_label": "stale-result-of-finished (I31)",
@@ -428,7 +428,9 @@ def test_an_index_has_what_is_new_first_and_fits_every_width(opened: Open, tmp_p
     facts += [("changed", f"reset_for_retract {long}"), ("where", long), ("signature", "scheduler:S2:" + "race-" * 20)]
     entries = [Entry(f"{n}.json", "#", finding, "", "New" if n < 2 else "Not new", facts) for n in range(5)]
     entries.append(Entry(f"{'x' * 90}.json", "", {}, f"{'y' * 200} does not run it"))
-    tables = [Table("Which release has which bug", "a note", ["finding", *"abcdefghijklmnopq"], [["f", *["ok"] * 17]])]
+    tables = [
+        IndexTable("Which release has which bug", "a note", ["finding", *"abcdefghijklmnopq"], [["f", *["ok"] * 17]])
+    ]
     (tmp_path / "index.html").write_text(index_of("specsim.json", entries, tables), encoding="utf-8")
     page = opened(tmp_path / "index.html")
     assert page.locator("h2").all_inner_texts()[:3] == ["New 2", "Not new 3", "Without a page"]

@@ -26,9 +26,9 @@ from specsim.cli import main
 from specsim.commands import fuzz
 from specsim.engines.target import parse_target
 from specsim.errors import UsageError
-from specsim.findings.bisect.verdicts import Limits
-from specsim.fuzz.batches import Plan, family_weights, lots_of
-from specsim.fuzz.campaign import Outcome, go_on
+from specsim.findings.bisect.verdicts import AskLimits
+from specsim.fuzz.batches import BatchPlan, family_weights, lots_of
+from specsim.fuzz.campaign import CampaignOutcome, go_on
 from specsim.fuzz.rerun import due, product_of, run_again
 from specsim.fuzz.store import Store, StoredFinding
 from specsim.fuzz.store_file import FORMAT
@@ -76,9 +76,9 @@ class Made:
         self.interrupts += 1
 
 
-def plan_of(*targets: str, **tiers: list[str]) -> Plan:
+def plan_of(*targets: str, **tiers: list[str]) -> BatchPlan:
     lots = lots_of({**{target: ["accounting"] for target in targets}, **tiers})
-    return Plan(3, lots, family_weights(()))
+    return BatchPlan(3, lots, family_weights(()))
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def run(store: Store, plan: Plan, pool: Made, **options: Any) -> Outcome:
+def run(store: Store, plan: BatchPlan, pool: Made, **options: Any) -> CampaignOutcome:
     limits = {"until": time.monotonic() + 60, "batches_max": BATCHES, **options}
     return go_on(plan, store, 0, pool, **limits)
 
@@ -290,7 +290,7 @@ def test_findings_are_run_again_on_a_version_that_mends_or_keeps_them(
     with Store.open(path) as store:
         for version, limit in (("still", 3), ("mended", 99), ("back", 2)):
             (tmp_path / "mine.py").write_text(MINE.replace("LIMIT = 3", f"LIMIT = {limit}"))
-            limits = Limits(tmp_path / "cache", tmp_path)
+            limits = AskLimits(tmp_path / "cache", tmp_path)
             run_again(store, "mine:engine", version, limits, lambda: True, tell)
             run_again(store, "mine:engine", version, limits, lambda: True, tell)
         (finding,) = store.findings()

@@ -27,9 +27,9 @@ from specsim.fuzz.batch import run_batch_here
 from specsim.fuzz.merged import merged
 from specsim.fuzz.metrics import CONTENT_TYPE, Counts, Served, serve, text_of
 from specsim.fuzz.store import Store
-from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.fuzz.work import Batch, BatchResult, RunFinding
 from specsim.report.campaign import shade
-from specsim.report.page.charts import POINTS_MAX, Chart, Line, chart_of, span, thinned, ticks
+from specsim.report.page.charts import POINTS_MAX, Chart, ChartLine, chart_of, span, thinned, ticks
 
 SLOW, FAST = "sglang@slow", "sglang@fast"
 STALE = "pair:running 1 False resolve 2"
@@ -37,10 +37,10 @@ ADMIT = "pair:waiting 0 False admit "
 SIGNATURE = "accounting:I12:Pool.free"
 
 
-def found(index: int, replay: str, count: int = 1, title: str = "A slot has two owners", **more: Any) -> Found:
+def found(index: int, replay: str, count: int = 1, title: str = "A slot has two owners", **more: Any) -> RunFinding:
     values = {"rule": "I12", "severity": "wrong-result", "reach": "default", "where": "pool.py:7", **more}
     size = (len(replay),)
-    return Found(
+    return RunFinding(
         **{"signature": SIGNATURE, "tier": "accounting", "title": title, **values},
         index=index,
         count=count,
@@ -56,7 +56,7 @@ def result_of(
     *,
     shard: int = 0,
     features: dict[str, int] | None = None,
-    findings: Sequence[Found] = (),
+    findings: Sequence[RunFinding] = (),
     **more: Any,
 ) -> BatchResult:
     batch = Batch(3, shard, number, number * 10, 10, target, "accounting", more.pop("family", "any"))
@@ -296,7 +296,7 @@ def test_a_line_is_thinned_to_some_of_its_points_and_keeps_its_ends(points: list
 @given(st.floats(0, 1e8), st.integers(1, 5))
 def test_a_chart_of_any_length_is_drawn_inside_its_frame(seconds: float, count: int) -> None:
     points = [(seconds * n / count, float(n)) for n in range(count + 1)]
-    drawn = chart_of(Chart("x", "", [Line("a", points)]))
+    drawn = chart_of(Chart("x", "", [ChartLine("a", points)]))
     (path,) = re.findall(r'class="series o0[^>]*? d="M([^"]+)"', drawn)
     numbers = [float(number) for number in re.split("[HV ]", path)]
     assert numbers

@@ -27,8 +27,8 @@ from specsim.fuzz.batch import chooser_of, run_batch_here, run_one, runs_of
 from specsim.fuzz.batch_messages import batch_to_json, result_from_json, result_to_json
 from specsim.fuzz.batches import (
     RUNS_MAX,
+    BatchPlan,
     Lot,
-    Plan,
     batch_at,
     family_weights,
     lots_of,
@@ -37,7 +37,7 @@ from specsim.fuzz.batches import (
 )
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch
-from specsim.fuzz.workers import Worker, run_batch
+from specsim.fuzz.workers import BatchWorker, run_batch
 from specsim.replay_file import ScheduleReplay
 from specsim.tiers.accounting.schedules import run_schedule
 from specsim.tiers.registry import TIERS
@@ -61,11 +61,11 @@ def batch(target: str = "model", count: int = 12, **fields: Any) -> Batch:
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchWorker]:
     """Its model has the defect that a test writes into `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    worker = Worker(tmp_path / "cache", hang_seconds=1.0)
+    worker = BatchWorker(tmp_path / "cache", hang_seconds=1.0)
     yield worker
     worker.close()
 
@@ -75,7 +75,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 @given(campaign=NAMES, shard=st.integers(0, 9), number=st.integers(0, 10**6))
 def test_a_batch_is_drawn_from_its_numbers_alone(campaign: int, shard: int, number: int) -> None:
-    plan = Plan(campaign, lots_of({"a": ["accounting", "ops"], "b": ["ops"]}), family_weights(()))
+    plan = BatchPlan(campaign, lots_of({"a": ["accounting", "ops"], "b": ["ops"]}), family_weights(()))
     drawn = batch_at(plan, shard, number)
     assert drawn == batch_at(plan_from_json(plan.to_json()), shard, number)
     assert drawn.first == number * RUNS_MAX
@@ -89,7 +89,7 @@ def test_a_batch_is_drawn_from_its_numbers_alone(campaign: int, shard: int, numb
 @given(campaign=NAMES, shard=st.integers(0, 9))
 def test_a_campaign_begins_with_each_tier_of_each_target(campaign: int, shard: int) -> None:
     lots = lots_of({"a": ["accounting", "ops", "scheduler"], "b": ["ops"]})
-    plan = Plan(campaign, lots, family_weights(()))
+    plan = BatchPlan(campaign, lots, family_weights(()))
     first = [batch_at(plan, shard, number) for number in range(4)]
     assert {(batch.target, batch.tier) for batch in first} == {(lot.target, lot.tier) for lot in lots}
     stopped = {("a", tier) for tier in ("accounting", "ops", "scheduler")}
@@ -98,7 +98,7 @@ def test_a_campaign_begins_with_each_tier_of_each_target(campaign: int, shard: i
 
 def test_batches_are_shared_by_weight() -> None:
     lots = Lot("a", "accounting", 3), Lot("b", "accounting", 1)
-    plan = Plan(1, lots, family_weights(["any", "trees=3"]))
+    plan = BatchPlan(1, lots, family_weights(["any", "trees=3"]))
     drawn = [batch_at(plan, 0, number) for number in range(2000)]
     for counted, (one, other) in (
         (Counter(b.target for b in drawn), ("a", "b")),
@@ -162,7 +162,7 @@ def test_a_family_makes_scenarios_of_its_own_and_its_tapes_need_no_family(name: 
 # ---- one run again
 
 
-def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker) -> None:
+def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: BatchWorker) -> None:
     made = batch(family="tiny pools", count=9)
     runs = list(runs_of(ModelTarget(), made, {}, lambda _index: None))
     index, schedule = runs[-1]
@@ -173,7 +173,7 @@ def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker)
 
 
 @pytest.mark.slow
-def test_a_batch_is_the_same_here_in_a_child_and_as_json(worker: Worker, tmp_path: Path) -> None:
+def test_a_batch_is_the_same_here_in_a_child_and_as_json(worker: BatchWorker, tmp_path: Path) -> None:
     broken_model.write(tmp_path, BREAKS_A_RULE)
     made = batch(count=30)
     results = [worker.run(made), run_batch(made, Path("cache"), 5.0), worker.run(made)]
@@ -203,7 +203,7 @@ def replayed_file(text: str, folder: Path) -> ScheduleReplay:
 @pytest.mark.parametrize(("harm", "rule", "says"), [(DIES, "X3", "SIGABRT"), (HANGS, "X2", "within 1 s")])
 @pytest.mark.slow(runs_one_in=2)
 def test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run(
-    worker: Worker, tmp_path: Path, harm: str, rule: str, says: str
+    worker: BatchWorker, tmp_path: Path, harm: str, rule: str, says: str
 ) -> None:
     broken_model.write(tmp_path, harm)
     result = worker.run(batch(count=40))
@@ -221,7 +221,7 @@ def test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run(
 
 
 @pytest.mark.slow
-def test_a_process_that_somebody_kills_is_no_finding_and_its_batch_is_whole(worker: Worker) -> None:
+def test_a_process_that_somebody_kills_is_no_finding_and_its_batch_is_whole(worker: BatchWorker) -> None:
     made = batch(count=150)
     expected = run_batch_here(ModelTarget(), made, "")
     killed: list[int] = []
@@ -260,7 +260,7 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_child_that_is_killed_is_started_again(worker: Worker) -> None:
+def test_a_child_that_is_killed_is_started_again(worker: BatchWorker) -> None:
     made = batch(count=3)
     first = worker.run(made)
     process = worker._children["model"]._process
@@ -272,7 +272,7 @@ def test_a_child_that_is_killed_is_started_again(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.6])
-def test_an_interrupt_ends_a_batch_with_what_it_has_done(worker: Worker, seconds: float) -> None:
+def test_an_interrupt_ends_a_batch_with_what_it_has_done(worker: BatchWorker, seconds: float) -> None:
     """Whether the child is not there yet, begins, or runs."""
     timer = threading.Timer(seconds, worker.interrupt)
     timer.start()
@@ -282,7 +282,7 @@ def test_an_interrupt_ends_a_batch_with_what_it_has_done(worker: Worker, seconds
 
 
 @pytest.mark.slow
-def test_a_target_that_differs_from_run_to_run_says_so(worker: Worker, tmp_path: Path) -> None:
+def test_a_target_that_differs_from_run_to_run_says_so(worker: BatchWorker, tmp_path: Path) -> None:
     broken_model.write(tmp_path, CHANGES)
     result = worker.run(batch(count=40, first=1))
     assert result.ended == "two runs of a schedule differ: accounting:X1:prepare in the first one alone"
@@ -290,7 +290,7 @@ def test_a_target_that_differs_from_run_to_run_says_so(worker: Worker, tmp_path:
 
 
 @pytest.mark.slow
-def test_what_a_target_prints_does_not_pile_up(worker: Worker, tmp_path: Path) -> None:
+def test_what_a_target_prints_does_not_pile_up(worker: BatchWorker, tmp_path: Path) -> None:
     broken_model.write(tmp_path, PRINTS)
     for _ in range(2):
         worker.run(batch(count=4))
@@ -302,12 +302,12 @@ def test_what_a_target_prints_does_not_pile_up(worker: Worker, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("target", ["nowhere:engine", "sglang@/not/there"])
-def test_a_target_that_is_not_there_is_one_sentence(worker: Worker, target: str) -> None:
+def test_a_target_that_is_not_there_is_one_sentence(worker: BatchWorker, target: str) -> None:
     with pytest.raises(UsageError):
         worker.run(batch(target, tier="scheduler", family=""))
 
 
-def test_a_checkout_that_is_gone_is_noticed_though_it_is_loaded(worker: Worker, tmp_path: Path) -> None:
+def test_a_checkout_that_is_gone_is_noticed_though_it_is_loaded(worker: BatchWorker, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist any more"):
         worker.run(batch(f"sglang@{tmp_path / 'gone'}"))
 

@@ -26,7 +26,7 @@ from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
 from specsim.fuzz.batch import run_batch_here
 from specsim.fuzz.batch_messages import batch_to_json
-from specsim.fuzz.batches import Lot, Plan
+from specsim.fuzz.batches import BatchPlan, Lot
 from specsim.fuzz.campaign import GivenBack, go_on
 from specsim.fuzz.ray_child import left_of, run_there
 from specsim.fuzz.ray_pool import RayCluster, RayPool
@@ -38,7 +38,7 @@ needs_ray = pytest.mark.skipif(
 )
 RUNS = 60  # of a batch
 MEMORY = 80_000_000  # bytes of a node's object store, about the least that Ray takes
-PLAN = Plan(11, (Lot("model", "accounting", 1),), (("any", 1),))
+PLAN = BatchPlan(11, (Lot("model", "accounting", 1),), (("any", 1),))
 
 
 class Here:

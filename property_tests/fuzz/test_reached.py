@@ -9,11 +9,11 @@ from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.rules.coverage import pairs
 from specsim.engine.rules.table import CONDITIONAL
 from specsim.fuzz.reached import LOGS_EVERY, Reached, features_of
-from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedule
+from specsim.tiers.accounting.schedules import RanSchedule, chooser_of, run_schedule
 
 
 @cache
-def schedules() -> list[Schedule]:
+def schedules() -> list[RanSchedule]:
     found = [run_schedule(ModelTarget(), chooser_of(7, index)) for index in range(2 * LOGS_EVERY)]
     return [schedule for schedule in found if schedule is not None]
 

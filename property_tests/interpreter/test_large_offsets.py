@@ -27,7 +27,7 @@ from specsim.errors import UsageError
 from specsim.interpreter.red_zones import RED_ZONE, ROW_GAP, GuardedTensor
 from specsim.tiers.ops.finding import Origin, finding_of
 from specsim.tiers.ops.run import run_case
-from specsim.tiers.ops.suite import Limits, check_subject
+from specsim.tiers.ops.suite import SuiteLimits, check_subject
 from specsim.tiers.ops.written import WHOLE_MAX
 from specsim.verdict import CheckedSubject, Suite, Verdict, finding_from_json
 
@@ -104,7 +104,7 @@ def test_a_finding_names_operation_provider_blame_and_arguments_whole() -> None:
         return predict[accept_index[:, -1].long()]
 
     op, subject = OPS["fill_bonus_tokens"], subject_of("fill_bonus_tokens", wrong)
-    found = check_subject(op, subject, seed=0, limits=Limits(20))
+    found = check_subject(op, subject, seed=0, limits=SuiteLimits(20))
     assert found.counterexample is not None
     finding, _replay = finding_of(op, subject, found.counterexample, Origin("mine:wrong", 0, "cpu"))
     assert (finding.op, finding.provider, finding.blame) == ("fill_bonus_tokens", "mine:wrong", "kernel")

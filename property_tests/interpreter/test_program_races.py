@@ -15,8 +15,8 @@ import triton.language as tl
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
 from specsim.tiers.ops.rules import DOES_NOT_RACE
-from specsim.tiers.ops.run import Violation
-from specsim.tiers.ops.suite import Limits, check_subject
+from specsim.tiers.ops.run import CaseViolation
+from specsim.tiers.ops.suite import SuiteLimits, check_subject
 from specsim.verdict import Rule
 
 OP = OPS["fill_bonus_tokens"]
@@ -43,11 +43,11 @@ def bonus_tokens(
     )
 
 
-def broken(how: int) -> dict[Rule, Violation]:
+def broken(how: int) -> dict[Rule, CaseViolation]:
     """What the smallest case that was found breaks."""
     implementation: Callable[..., None] = partial(bonus_tokens, how)
     subject = Subject(OP.name, "kernel", "kernel:racing", partial(OP.call, implementation))
-    found = check_subject(OP, subject, seed=1, limits=Limits(40)).counterexample
+    found = check_subject(OP, subject, seed=1, limits=SuiteLimits(40)).counterexample
     return {violation.rule: violation for violation in found.outcome.violations} if found and found.outcome else {}
 
 

@@ -32,7 +32,7 @@ from specsim.contracts.registry import OPS, REFERENCE
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.errors import UsageError
 from specsim.report.page.tables import tables_of
-from specsim.tiers.ops.bulk import Place
+from specsim.tiers.ops.bulk import BulkPlace
 from specsim.verdict import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch:
 
 def test_checking_in_bulk_is_timed_whole_and_by_parts() -> None:
     subject = MappingProvider("reference", REFERENCE).subjects()[0][0]
-    spent = differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
+    spent = differential.measure(OPS[subject.op], subject, BulkPlace("cpu", "interpreter"), rounds=1)
     assert list(spent.parts) == list(differential.PARTS)
     assert spent.cases >= spent.launches * spent.packed_min > 0
     assert sum(spent.parts.values()) < 5 * spent.seconds / spent.cases
@@ -153,7 +153,7 @@ def test_a_provider_that_is_wrong_in_bulk_has_no_time() -> None:
 
     (subject,) = MappingProvider("mine", {"fill_bonus_tokens": wrong}).subjects()[0]
     with pytest.raises(RuntimeError, match="fill_bonus_tokens is wrong"):
-        differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
+        differential.measure(OPS[subject.op], subject, BulkPlace("cpu", "interpreter"), rounds=1)
 
 
 @pytest.mark.slow
@@ -173,12 +173,12 @@ def test_a_part_counts_the_processor_time_of_what_it_started() -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); print('{{\"events\": 3}}')"
     part = campaign._measured(["-c", code], None)
     assert (part.events, part.cpu_seconds >= 0.3, part.seconds > 0.2) == (3, True, True)
-    assert campaign.Part(1000, 4.0, 2.0).cpu_us == 2000
-    assert campaign.Part(1000, 4.0, 2.0).rate == 250
+    assert campaign.CampaignShare(1000, 4.0, 2.0).cpu_us == 2000
+    assert campaign.CampaignShare(1000, 4.0, 2.0).rate == 250
 
 
 def test_with_fewer_cores_than_jobs_nothing_is_claimed() -> None:
-    parts = {"1 job": [campaign.Part(1000, 4.0, 2.0)], "2 jobs": []}
+    parts = {"1 job": [campaign.CampaignShare(1000, 4.0, 2.0)], "2 jobs": []}
     one, two = campaign.entry("events/s", {}, "wall", parts, "rate")["peers"]
     assert (one["median"], one["ratio"], two["median"], two["ratio"]) == (250, 1, None, None)
     assert "fewer cores" in two["not_run"]
@@ -186,7 +186,7 @@ def test_with_fewer_cores_than_jobs_nothing_is_claimed() -> None:
 
 def test_the_cost_of_a_schedule_is_told_apart_from_that_of_its_iterations() -> None:
     costs = [scheduler.Cost(n, 3, 0.05 + 0.002 * n, 1000) for n in (10, 40, 90)]
-    spent = scheduler.Spent(4.0, [0.5], costs)
+    spent = scheduler.SchedulerSeconds(4.0, [0.5], costs)
     measured = {unit: measure(spent) for unit, measure in scheduler.MEASURES.items()}
     assert measured["CPU ms an iteration"] == pytest.approx(2.0)
     assert measured["CPU ms a schedule beside its iterations"] == pytest.approx(50.0)
@@ -217,7 +217,7 @@ def rows(*_):
     peers = [{"name": "fast", "timing": "cpu", "median": 1234.5, "ratio": 1.0, "not_run": None}]
     quick = lambda: [{"name": "walk", "unit": "us", "shape": {"bs": 1}, "peers": peers}]
     slow = lambda: time.sleep(600)
-    return [bench.Row("walk", {"bs": bs}, quick if bs == 1 else slow) for bs in (1, 2, 3)]
+    return [bench.BenchRow("walk", {"bs": bs}, quick if bs == 1 else slow) for bs in (1, 2, 3)]
 
 bench.BENCHMARKS["walk"] = rows
 main(["bench", "walk", "--device", "cpu", "--json", "results.json"])

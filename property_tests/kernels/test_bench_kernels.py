@@ -16,7 +16,7 @@ from rich.console import Console
 
 from specsim import kernels
 from specsim.bench import kernel_table, run, verify_logits_greedy, verify_step
-from specsim.bench.kernel_cases import KERNELS, Outcome, bytes_to_move, dependent_reads, make_case, shapes
+from specsim.bench.kernel_cases import KERNELS, ReferenceOutcome, bytes_to_move, dependent_reads, make_case, shapes
 from specsim.bench.kernel_peers import KernelPeer, lift_all, peers_of
 from specsim.contracts.contract import Case, Tensors
 from specsim.engines.sgl_kernel import OPERATIONS as CUDA
@@ -34,10 +34,10 @@ interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="times kernels on a 
 every_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
-def outcome_of(name: str, number: int = 0) -> Outcome:
+def outcome_of(name: str, number: int = 0) -> ReferenceOutcome:
     op, case = KERNELS[name], make_case(name, shapes(name, "cpu")[number], "cpu")
     expected = op.expected(case)
-    return Outcome(case, expected, op.defined(case, expected))
+    return ReferenceOutcome(case, expected, op.defined(case, expected))
 
 
 def test_every_host_function_of_the_kernels_has_a_row() -> None:

@@ -13,16 +13,26 @@ from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.registry import OPS
 from specsim.kernels import verify_logits
 from specsim.kernels.scratch import kept_scratch
-from specsim.kernels.verify import Tree
-from specsim.kernels.verify_logits import Plan, Step, launch_verify_logits_greedy, plan_verify_logits_greedy
+from specsim.kernels.verify import TreeTensors
+from specsim.kernels.verify_logits import (
+    LaunchPlan,
+    StepTensors,
+    launch_verify_logits_greedy,
+    plan_verify_logits_greedy,
+)
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 OP: Op = OPS["verify_logits_greedy"]
-PLANS = [Plan(False, 1), Plan(False, 4), Plan(True, 1), *([Plan(True, 4), Plan(True, 16)] if ON_GPU else [])]
+PLANS = [
+    LaunchPlan(False, 1),
+    LaunchPlan(False, 4),
+    LaunchPlan(True, 1),
+    *([LaunchPlan(True, 4), LaunchPlan(True, 16)] if ON_GPU else []),
+]
 
 
-def run(plan: Plan, case: Case, dtype: torch.dtype = torch.float32) -> Tensors:
+def run(plan: LaunchPlan, case: Case, dtype: torch.dtype = torch.float32) -> Tensors:
     """Outputs of a launch whose buffers held something else before."""
     tensors = {name: tensor.to(DEVICE) for name, tensor in case.clone().tensors.items()}
     tensors["logits"] = tensors["logits"].to(dtype)
@@ -31,9 +41,9 @@ def run(plan: Plan, case: Case, dtype: torch.dtype = torch.float32) -> Tensors:
     return {arg.name: tensors[arg.name].cpu() for arg in OP.outputs}
 
 
-def launch(plan: Plan, tensors: Tensors, num_steps: int) -> None:
+def launch(plan: LaunchPlan, tensors: Tensors, num_steps: int) -> None:
     logits, *rest = (tensors[arg.name] for arg in OP.tensor_args)
-    launch_verify_logits_greedy(plan, logits, Tree(*rest[:4]), Step(*rest[4:]), num_steps)
+    launch_verify_logits_greedy(plan, logits, TreeTensors(*rest[:4]), StepTensors(*rest[4:]), num_steps)
 
 
 def assert_right(case: Case, results: Tensors) -> None:
@@ -53,7 +63,7 @@ def wide_case(vocab_size: int, seed: int = 0) -> Case:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_gives_the_references_result(plan: Plan) -> None:
+def test_every_plan_gives_the_references_result(plan: LaunchPlan) -> None:
     @given(case=cases(OP))
     @settings(max_examples=3)
     def holds(case: Case) -> None:
@@ -65,7 +75,7 @@ def test_every_plan_gives_the_references_result(plan: Plan) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("vocab_size", [2047, 2048, 5001])
 @pytest.mark.slow(runs_one_in=3)
-def test_a_row_that_is_many_blocks_long_is_read_to_its_end(plan: Plan, vocab_size: int) -> None:
+def test_a_row_that_is_many_blocks_long_is_read_to_its_end(plan: LaunchPlan, vocab_size: int) -> None:
     case = wide_case(vocab_size, seed=vocab_size)
     last = case.tensors["logits"].shape[1] - 1
     for at in (last, 1024):
@@ -83,7 +93,7 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_a_row_of_one_value_gives_its_first_token(plan: Plan, value: float) -> None:
+def test_a_row_of_one_value_gives_its_first_token(plan: LaunchPlan, value: float) -> None:
     case = wide_case(2500)
     case.tensors["logits"][:] = value
     assert_right(case, run(plan, case))
@@ -115,7 +125,7 @@ def test_a_plan_never_has_programs_wait_that_cannot_be_on_the_device_at_once(
 
 
 def test_small_batches_read_every_row_and_large_trees_only_those_that_are_visited() -> None:
-    def plan(bs: int, ndt: int, num_steps: int) -> Plan:
+    def plan(bs: int, ndt: int, num_steps: int) -> LaunchPlan:
         return plan_verify_logits_greedy(bs, ndt, num_steps, 128_256, 4, 132)
 
     assert not plan(1, 4, 3).is_lazy
@@ -139,7 +149,7 @@ def test_a_graph_replays_with_changed_logits_at_full_size(shape: tuple[int, int]
     )
     expected = [OP.expected(case) for case in (first, second)]
     for is_lazy in (False, True):
-        plan = Plan(is_lazy, max(1, min(8, 1024 // bs)))
+        plan = LaunchPlan(is_lazy, max(1, min(8, 1024 // bs)))
         tensors = first.clone().tensors | OP.allocate_outputs(first, "cuda")
         launch(plan, tensors, first.sizes["num_steps"])
         torch.cuda.synchronize()

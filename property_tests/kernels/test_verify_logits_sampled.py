@@ -18,8 +18,8 @@ from specsim.contracts.losslessness import distances
 from specsim.contracts.registry import OPS
 from specsim.kernels import verify_sampled
 from specsim.kernels.scratch import kept_scratch
-from specsim.kernels.verify import Tree
-from specsim.kernels.verify_logits import Step
+from specsim.kernels.verify import TreeTensors
+from specsim.kernels.verify_logits import StepTensors
 from specsim.kernels.verify_sampled import Requests, launch_verify_logits_sampled, splits_of_batch
 from specsim.reference.logits import RELAXED
 
@@ -45,7 +45,7 @@ def run(case: Case, splits: int = 1, dtype: torch.dtype = torch.float32) -> Tens
 
 def launch(splits: int, tensors: Tensors, num_steps: int, law: int) -> None:
     logits, *rest = (tensors[arg.name] for arg in OP.tensor_args)
-    groups = Tree(*rest[:4]), Requests(*rest[4:23]), Step(*rest[23:])
+    groups = TreeTensors(*rest[:4]), Requests(*rest[4:23]), StepTensors(*rest[23:])
     launch_verify_logits_sampled(splits, logits, *groups, num_steps, law)
 
 

@@ -22,14 +22,14 @@ from specsim.findings.bisect import report
 from specsim.findings.bisect.changes import changed_functions
 from specsim.findings.bisect.command import history_of
 from specsim.findings.bisect.revisions import History, Revision, commits_between, releases_between
-from specsim.findings.bisect.run import Bisection, EndError, Found, Step, bisect
-from specsim.findings.bisect.verdicts import RevisionVerdict, State
+from specsim.findings.bisect.run import Bisection, CheckedRevision, EndError, FoundChange, bisect
+from specsim.findings.bisect.verdicts import BisectState, RevisionVerdict
 from specsim.lifting.git import Repository
 from specsim.lifting.source import GitSource
 from specsim.tiers.tier import Code
 
 PLAN = Plan(commits=24, bad=15)
-GOOD, BAD, SKIPPED = (RevisionVerdict(state, f"it is {state.text}") for state in State)
+GOOD, BAD, SKIPPED = (RevisionVerdict(state, f"it is {state.text}") for state in BisectState)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_a_merge_that_is_the_change_is_searched_in_turn(
     git(copy, "commit", "-q", "--allow-empty", "-m", "after")
     bad = {merge, git(copy, "rev-parse", "HEAD"), *(side[3:] if in_the_branch else ())}
     places = commits_between(copy, commits[10], "main")
-    steps: list[Step] = []
+    steps: list[CheckedRevision] = []
     found = bisect(places, Tainted(bad), (no_child, no_child), cache_in(tmp_path), steps.append)
     assert found.after.revision.target.endswith(side[3] if in_the_branch else merge)
     assert found.before.revision.target.endswith(side[2] if in_the_branch else commits[-1])
@@ -308,15 +308,18 @@ AFTER = MadeUpSource(
 )
 
 
-def changed_between() -> Found:
+def changed_between() -> FoundChange:
     before = RevisionVerdict(
-        State.GOOD, "holds", (Code("resolve", "srt/old.py:4", "aa"), Code("same", "srt/old.py:4", "cc"))
+        BisectState.GOOD, "holds", (Code("resolve", "srt/old.py:4", "aa"), Code("same", "srt/old.py:4", "cc"))
     )
     after = RevisionVerdict(
-        State.BAD, "broken", (Code("resolve", "srt/new.py:3", "bb"), Code("same", "srt/new.py:3", "cc")), "resolve"
+        BisectState.BAD,
+        "broken",
+        (Code("resolve", "srt/new.py:3", "bb"), Code("same", "srt/new.py:3", "cc")),
+        "resolve",
     )
     revisions = [Revision(f"sglang@/e#{name}", name, f"title of {name}") for name in ("one", "two")]
-    return Found(Step(revisions[0], before, 0.1), Step(revisions[1], after, 0.1), (), 6)
+    return FoundChange(CheckedRevision(revisions[0], before, 0.1), CheckedRevision(revisions[1], after, 0.1), (), 6)
 
 
 def test_the_lines_of_a_function_that_changed_are_shown_with_their_numbers_even_when_it_moved() -> None:
@@ -332,7 +335,7 @@ def test_the_lines_of_a_function_that_changed_are_shown_with_their_numbers_even_
 def test_of_many_lines_those_nearest_to_what_was_checked_are_shown() -> None:
     old = MadeUpSource({"srt/a.py": "def f():\n" + "".join(f"    a{n} = 1\n" for n in range(50))})
     new = MadeUpSource({"srt/a.py": "def f():\n" + "".join(f"    a{n} = 2\n" for n in range(50))})
-    verdicts = [RevisionVerdict(State.GOOD, "", (Code("c", "srt/a.py:30", text),)) for text in "xy"]
+    verdicts = [RevisionVerdict(BisectState.GOOD, "", (Code("c", "srt/a.py:30", text),)) for text in "xy"]
     (changed,) = changed_functions(verdicts[0], verdicts[1], old, new, "c")
     shown = changed.difference(6)
     assert sum(line != "..." for line in shown) == 6

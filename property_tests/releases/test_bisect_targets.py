@@ -21,8 +21,8 @@ from specsim.findings.bisect.changes import changed_functions
 from specsim.findings.bisect.command import question_of
 from specsim.findings.bisect.report import blamed_of
 from specsim.findings.bisect.revisions import History, commits_between, releases_between
-from specsim.findings.bisect.run import Bisection, EndError, Found
-from specsim.findings.bisect.verdicts import Limits, Question
+from specsim.findings.bisect.run import Bisection, EndError, FoundChange
+from specsim.findings.bisect.verdicts import AskLimits, BisectQuestion
 from specsim.isolation.fork_server import ForkServer
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import LiftedFunction, Lifter
@@ -45,13 +45,13 @@ def children() -> Iterator[Children]:
     two.close()
 
 
-def run(history: History, question: Question, children: Children, cache: Cache) -> Found:
+def run(history: History, question: BisectQuestion, children: Children, cache: Cache) -> FoundChange:
     asks = (children[0].ask, children[1].ask)
     return Bisection(history, question, asks, cache, lambda _step: None).run()
 
 
-def limits(cache: Cache, out: Path) -> Limits:
-    return Limits(cache.folder, out, cases=20, schedules=30)
+def limits(cache: Cache, out: Path) -> AskLimits:
+    return AskLimits(cache.folder, out, cases=20, schedules=30)
 
 
 def seconds_of_children() -> float:
@@ -187,7 +187,7 @@ def test_a_defect_of_the_releases_begins_or_ends_where_it_is_known_to(
     assert question.replay(found.bad.revision.target, children[0].ask).is_file()
 
 
-def asked(expected: dict[str, str], cache: Cache, out: Path) -> Question:
+def asked(expected: dict[str, str], cache: Cache, out: Path) -> BisectQuestion:
     file = FIXTURES / "replays" / f"{expected['file']}.json" if "file" in expected else None
     return question_of(file, expected.get("rule"), expected.get("only"), limits(cache, out))
 

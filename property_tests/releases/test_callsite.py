@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.made_up_sources import MadeUpSource
-from specsim.lifting.call_sites import CallSite, Capture, find_call
+from specsim.lifting.call_sites import CallSite, CapturedCall, find_call
 from specsim.lifting.lift import DriftError, parse_module
 
 WORKER = """
@@ -85,12 +85,12 @@ def test_a_plain_call_with_keywords_is_run_and_gives_its_value() -> None:
 def test_a_capture_remembers_arguments_by_name_and_fills_results_before_the_call() -> None:
     import torch
 
-    capture = Capture(FakeKernel(), ("total", "stride"))
+    capture = CapturedCall(FakeKernel(), ("total", "stride"))
     site("verify").run(environment(), capture)
     assert capture.arguments == {"total": 30, "stride": 5}
     assert capture.grid == (2,)
     result = torch.zeros(2)
-    filling = Capture(lambda out: out.clone(), ("out",))
+    filling = CapturedCall(lambda out: out.clone(), ("out",))
     filling.fill_before_call(("out", "no_such_parameter"), 9)
     assert filling(result).tolist() == [9.0, 9.0]
 

@@ -25,7 +25,7 @@ from specsim.engines.sglang.provider import SglangProvider
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import find_function, parse_module
 from specsim.lifting.source import SourceTree
-from specsim.tiers.ops.suite import Limits, check_subject
+from specsim.tiers.ops.suite import SuiteLimits, check_subject
 
 EXPECTED = json.loads((FIXTURES / "releases.expected.json").read_text())
 FLIPS = json.loads((FIXTURES / "flips.json").read_text())
@@ -156,7 +156,7 @@ def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_ch
     provider = SglangProvider(subtract_one_more(source, flip["kernel_path"], flip["callee"]), wheel_cache)
     subjects, _not_run = provider.subjects()
     kernel, *callers = [s for s in subjects if s.op == "fill_bonus_tokens"]
-    result = check_subject(OPS["fill_bonus_tokens"], kernel, seed=0, limits=Limits(20))
+    result = check_subject(OPS["fill_bonus_tokens"], kernel, seed=0, limits=SuiteLimits(20))
     assert result.counterexample is not None
     assert {caller.needs for caller in callers} == {kernel.name}
 

@@ -17,7 +17,7 @@ from specsim.engine.rules.coverage import rules_applied
 from specsim.engine.rules.rule import Check
 from specsim.engine.rules.table import CHECKS
 from specsim.engine.rules.table import CONDITIONAL as CONDITIONAL_CHECKS
-from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedule
+from specsim.tiers.accounting.schedules import RanSchedule, chooser_of, run_schedule
 
 SEED, SCHEDULES = 7, 25
 CONDITIONAL = {check.rule.id for check in CONDITIONAL_CHECKS}
@@ -57,7 +57,7 @@ def places(check: Check) -> tuple[str, set[int]]:
 
 
 @pytest.fixture(scope="module")
-def schedules() -> list[tuple[Schedule, set[str]]]:
+def schedules() -> list[tuple[RanSchedule, set[str]]]:
     """Schedules of the swarm, each with the rules whose checks looked at something."""
     rules: dict[str, dict[int, set[str]]] = {}
     for check in CHECKS:
@@ -85,7 +85,9 @@ def schedules() -> list[tuple[Schedule, set[str]]]:
     return found
 
 
-def test_a_rule_applies_exactly_when_its_check_looks_at_something(schedules: list[tuple[Schedule, set[str]]]) -> None:
+def test_a_rule_applies_exactly_when_its_check_looks_at_something(
+    schedules: list[tuple[RanSchedule, set[str]]],
+) -> None:
     for schedule, looked in schedules:
         applied = rules_applied(schedule.scenario, schedule.run)
         assert applied - ELSEWHERE - WEAKER == (looked & CONDITIONAL) - ELSEWHERE - WEAKER
@@ -93,7 +95,7 @@ def test_a_rule_applies_exactly_when_its_check_looks_at_something(schedules: lis
 
 
 def test_stale_results_and_readmissions_are_told_apart_by_what_happened(
-    schedules: list[tuple[Schedule, set[str]]],
+    schedules: list[tuple[RanSchedule, set[str]]],
 ) -> None:
     for schedule, looked in schedules:
         applied = rules_applied(schedule.scenario, schedule.run)
@@ -104,7 +106,7 @@ def test_stale_results_and_readmissions_are_told_apart_by_what_happened(
 
 
 def test_every_rule_that_does_not_apply_to_some_schedules_applies_to_others(
-    schedules: list[tuple[Schedule, set[str]]],
+    schedules: list[tuple[RanSchedule, set[str]]],
 ) -> None:
     counts = Counter(rule for schedule, _ in schedules for rule in rules_applied(schedule.scenario, schedule.run))
     assert set(counts) == CONDITIONAL

@@ -18,7 +18,7 @@ from specsim.engines.sglang.scheduler.boot import HOOKS
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 from specsim.testing import schedule
-from specsim.world.fakes import Answers, DriftError, Fake
+from specsim.world.fakes import AdapterDriftError, Answers, Fake
 
 MODULES = {
     "server_args": "class ServerArgs:\n    def __init__(self, **_): ...\n"
@@ -55,13 +55,13 @@ def test_what_a_fake_is_asked_for_must_be_on_the_list() -> None:
     worker = Fake("worker", answers, given=1)
     with answers.required():
         assert (worker.given, worker.known) == (1, 7)
-    with pytest.raises(DriftError, match=r"reads worker\.first, worker\.second, which"), answers.required():
+    with pytest.raises(AdapterDriftError, match=r"reads worker\.first, worker\.second, which"), answers.required():
         assert (worker.second, worker.first) == (None, None)
 
 
 def test_drift_is_said_even_where_something_fails_because_of_it() -> None:
     answers = Answers({})
-    with pytest.raises(DriftError, match=r"reads worker\.size,"), answers.required():
+    with pytest.raises(AdapterDriftError, match=r"reads worker\.size,"), answers.required():
         Fake("worker", answers).size + 1
 
 
@@ -70,7 +70,7 @@ def test_a_scheduler_that_has_moved_is_drift_attribute_by_attribute(tmp_path: Pa
     (entry, *_), _ = not_run(target, tmp_path / "verdict.json")
     for hook in HOOKS:
         assert (f"Scheduler.{hook}" in entry["why"]) == (hook != "run_event_loop")
-    assert entry["why"].startswith(("DriftError: drift: ", "drift: "))
+    assert entry["why"].startswith(("AdapterDriftError: drift: ", "drift: "))
 
 
 @pytest.mark.parametrize(

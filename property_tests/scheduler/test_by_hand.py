@@ -23,7 +23,7 @@ from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 from specsim.replay_file import SchedulerReplay
 from specsim.testing import schedule
-from specsim.world.case import Case
+from specsim.world.case import ScheduleCase
 
 ROOT = Path(__file__).parents[2]
 TARGET = f"sglang=={NEWEST}"
@@ -116,7 +116,7 @@ def test_a_finding_is_written_down_as_calls_that_show_it(name: str, written: Sch
     assert all(len(line) <= 116 for line in text.splitlines())
     again = found[0]._stored()
     assert (again.setup, again.choices) == (stored.setup, stored.choices)
-    assert again.workload == Case(stored.setup, stored.workload, stored.choices).users().plain()
+    assert again.workload == ScheduleCase(stored.setup, stored.workload, stored.choices).users().plain()
 
 
 def test_a_setup_that_the_release_refuses_skips_the_test(incident: Callable[..., Schedule]) -> None:

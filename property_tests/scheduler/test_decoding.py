@@ -116,7 +116,7 @@ def test_no_two_of_the_most_likely_tokens_are_ever_equal() -> None:
 
 def test_a_mask_of_a_grammar_allows_its_next_token_alone() -> None:
     for token in (0, 31, 32, 63, 95, 127):
-        one = grammar.Grammar(None, [token, 5])
+        one = grammar.FakeGrammar(None, [token, 5])
         mask = one.allocate_vocab_mask(VOCABULARY, 3, "cpu")
         one.fill_vocab_mask(mask, 1)
         logits = torch.zeros(3, VOCABULARY)
@@ -126,7 +126,7 @@ def test_a_mask_of_a_grammar_allows_its_next_token_alone() -> None:
 
 
 def test_a_grammar_takes_back_what_it_has_read() -> None:
-    one = grammar.Grammar(None, [7, 5])
+    one = grammar.FakeGrammar(None, [7, 5])
     one.accept_token(7)
     one.accept_token(5)
     with pytest.raises(ValueError, match="has ended"):

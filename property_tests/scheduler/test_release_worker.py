@@ -83,7 +83,7 @@ def test_a_worker_of_spec_v1_decodes_as_one_by_one_and_keeps_its_accounts(
     assert answer["findings"] == []
     assert set(answer["pools"].values()) == {True}
     assert answer["records"], "each of its drafts' extensions is planned twice"
-    assert all(record.startswith("Drafted(") and "'token:" not in record for record in answer["records"])
+    assert all(record.startswith("DraftRead(") and "'token:" not in record for record in answer["records"])
     assert answer["iterations"] < 40, "its drafts are accepted"
 
 

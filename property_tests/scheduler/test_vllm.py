@@ -29,7 +29,7 @@ from specsim.engines.vllm.scheduler.runners import V1, V2, complete, has_ring, r
 from specsim.engines.vllm.scheduler.setups import SETUPS
 from specsim.lifting.cache import Cache
 from specsim.lifting.planted import edited
-from specsim.world.fakes import Answers, DriftError
+from specsim.world.fakes import AdapterDriftError, Answers
 from specsim.world.hash_model import Prefixes, decoded, prefix_of
 from specsim.world.kv import BadValue, NoSlot
 from specsim.world.ledger import Freed
@@ -122,12 +122,13 @@ from specsim.engines.load import load_scheduler
 from specsim.engines.target import Release
 from specsim.lifting.cache import open_cache
 from specsim.rules.table import CHECKS
-from specsim.world.case import Case
+from specsim.world.case import ScheduleCase
 from specsim.world.schedule import run_schedule
 
 target = load_scheduler(Release("vllm", "{vllm_release}"), open_cache(None))
 nobody = dict.fromkeys(("flushes", "abort_all", "pauses", "leaps"), [])
-case = Case({{"page_size": 4, "slots": 96, "reasoning": True}}, {{"turns": [{BEYOND_ITS_END!r}], **nobody}}, {{}})
+workload = {{"turns": [{BEYOND_ITS_END!r}], **nobody}}
+case = ScheduleCase({{"page_size": 4, "slots": 96, "reasoning": True}}, workload, {{}})
 setup = case.started_by()
 record = run_schedule(target.start(setup), setup, CHECKS, case.chooser(), workload=case.users())
 print([one.signature for one in record.violations])
@@ -234,7 +235,7 @@ def test_how_many_batches_are_under_way_is_what_the_release_says(
 
 
 def test_a_release_that_says_nothing_of_it_is_drift(tmp_path: Path) -> None:
-    with pytest.raises(DriftError, match=r"has no VllmConfig\.max_concurrent_batches"):
+    with pytest.raises(AdapterDriftError, match=r"has no VllmConfig\.max_concurrent_batches"):
         complete(tmp_path, None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.vllm_batches import BLOCK, PROMPT, arrives, batch, goes_on
-from specsim.engines.vllm.scheduler.connector import Outside, Plan, Transfer
+from specsim.engines.vllm.scheduler.connector import Outside, Transfer, TransferPlan
 from specsim.engines.vllm.scheduler.model import Model
 from specsim.world.hash_model import Prefixes, decoded, prefix_of
 from specsim.world.kv import UNWRITTEN, NoSlot
@@ -17,7 +17,7 @@ from specsim.world.scheduler import WrongContent
 SAID = decoded(PROMPT, 4)
 OTHER = [31, 30, 29, 28, 27, 26]
 LENGTH = len(PROMPT)
-NOTHING = Plan((), (), ())
+NOTHING = TransferPlan((), (), ())
 SILENCE = (set[str](), set[str](), set[int]())
 
 
@@ -30,7 +30,7 @@ def made(*, is_told: bool = False, **draws: list[int]) -> tuple[Model, Outside]:
     return model, outside
 
 
-def launched(model: Model, counts: dict[str, int], *, plan: Plan = NOTHING, **more: Any) -> Any:
+def launched(model: Model, counts: dict[str, int], *, plan: TransferPlan = NOTHING, **more: Any) -> Any:
     assert model.outside is not None
     loads, _failed = model.outside.take(plan)
     return model.launch(batch(counts, **more), None, loads)
@@ -52,7 +52,7 @@ HASHES = [prefix_of(PROMPT[: count + 1]) for count in range(LENGTH)]
 
 def test_what_is_loaded_in_a_step_is_there_when_it_is_read() -> None:
     model, _outside = made()
-    plan = Plan((Transfer("a", (5, 2), 0, BLOCK),), (), ())
+    plan = TransferPlan((Transfer("a", (5, 2), 0, BLOCK),), (), ())
     said = launched(model, {"a": 2}, new=[new("a", [5, 2], BLOCK)], plan=plan)
     assert kv_of(model, 5) == [UNWRITTEN] * BLOCK  # nothing has run yet
     assert said() == {"a": SAID[:1]}
@@ -62,7 +62,7 @@ def test_what_is_loaded_in_a_step_is_there_when_it_is_read() -> None:
 
 def test_what_comes_meanwhile_is_written_and_said_once() -> None:
     model, outside = made(is_still_coming=[1])
-    launched(model, {}, plan=Plan((), (Transfer("a", (5, 2), 0, LENGTH),), ()))()
+    launched(model, {}, plan=TransferPlan((), (Transfer("a", (5, 2), 0, LENGTH),), ()))()
     outside.pass_time(model)
     assert (outside.said(), kv_of(model, 5)) == (SILENCE, [UNWRITTEN] * BLOCK)
     outside.pass_time(model)
@@ -76,7 +76,7 @@ def test_a_load_comes_before_or_after_what_was_launched(before: int, is_wrong: b
     """A block is given to a load while a step that writes it is under way."""
     model, outside = made(launches_that_it_comes_before=[before])
     first = launched(model, {"a": LENGTH}, new=[new("a", [5, 2])])
-    launched(model, {}, finished=["a"], plan=Plan((), (Transfer("b", (2, 3), 0, LENGTH),), ()))
+    launched(model, {}, finished=["a"], plan=TransferPlan((), (Transfer("b", (2, 3), 0, LENGTH),), ()))
     outside.pass_time(model)
     assert first() == {"a": SAID[:1]}
     launched(model, {"b": 1}, new=[new("b", [2, 3], LENGTH - 1)])()
@@ -85,7 +85,7 @@ def test_a_load_comes_before_or_after_what_was_launched(before: int, is_wrong: b
 
 def test_a_load_that_fails_writes_what_comes_before_and_names_the_blocks() -> None:
     model, outside = made(fails=[1], fails_from=[1])
-    launched(model, {}, plan=Plan((), (Transfer("a", (5, 2), 0, LENGTH),), ()))()
+    launched(model, {}, plan=TransferPlan((), (Transfer("a", (5, 2), 0, LENGTH),), ()))()
     outside.pass_time(model)
     assert (kv_of(model, 5), kv_of(model, 2)) == (HASHES[:BLOCK], [UNWRITTEN] * BLOCK)
     assert outside.said() == ({"a"}, set(), {2})
@@ -95,7 +95,7 @@ def test_what_is_computed_in_the_step_of_a_load_that_fails_nobody_reads() -> Non
     """The first model runner is told to forget what it said, and to begin anew."""
     model, outside = made(fails=[1], is_told=True)
     outside.fails_in_steps = True
-    plan = Plan((Transfer("a", (5, 2), 0, BLOCK),), (), ())
+    plan = TransferPlan((Transfer("a", (5, 2), 0, BLOCK),), (), ())
     loads, failed = outside.take(plan)
     assert (loads, failed) == ([(plan.in_the_step[0], 0)], [5])
     model.launch(batch({"a": 2}, new=[new("a", [5, 2], BLOCK)]), None, loads)()
@@ -109,7 +109,7 @@ def test_what_is_computed_in_the_step_of_a_load_that_fails_nobody_reads() -> Non
 def test_what_is_handed_on_is_read_when_its_time_comes() -> None:
     model, outside = made(is_still_to_be_read=[1])
     launched(model, {"a": LENGTH}, new=[new("a", [5, 2])])()
-    launched(model, {}, finished=["a"], plan=Plan((), (), (Transfer("a", (5, 2), 0, LENGTH),)))()
+    launched(model, {}, finished=["a"], plan=TransferPlan((), (), (Transfer("a", (5, 2), 0, LENGTH),)))()
     outside.pass_time(model)
     assert outside.said() == SILENCE
     launched(model, {"b": LENGTH}, new=[new("b", [3, 2])])()  # block 2 is given away too soon
@@ -122,7 +122,7 @@ def test_what_is_handed_on_is_read_when_its_time_comes() -> None:
 
 def test_what_is_handed_on_needs_blocks() -> None:
     model, outside = made()
-    launched(model, {}, plan=Plan((), (), (Transfer("a", (), 0, LENGTH),)))()
+    launched(model, {}, plan=TransferPlan((), (), (Transfer("a", (), 0, LENGTH),)))()
     outside.pass_time(model)
     assert model.reports.records == [NoSlot("send", "a", 0)]
 

@@ -17,7 +17,7 @@ from property_tests.support.known_releases import VLLM_OLD
 from property_tests.support.release_schedules import shown_by, signatures_of
 from property_tests.support.scheduler_checkouts import specsim
 from specsim.choices.chooser import replayed
-from specsim.engines.vllm.scheduler.release_model import Pass, Seat, StageModel
+from specsim.engines.vllm.scheduler.release_model import BatchSeat, Pass, StageModel
 from specsim.engines.vllm.scheduler.setups import SETUPS
 from specsim.vdevice import Device, simulate
 from specsim.world.hash_model import VOCABULARY, Prefixes, decoded, prefix_of
@@ -98,12 +98,12 @@ def made(device: Device, *, is_first: bool = True, window: int = 0) -> tuple[Sta
     return StageModel(setup, device, kv, lambda *one: found.append(one), is_first=is_first), reports, found
 
 
-def seat(rid: str = "a", drafts: int = 0, blocks: tuple[int, ...] = (5, 2, 3), prompt: list[int] = PROMPT) -> Seat:
-    return Seat(rid, Prefixes(prompt), drafts, (blocks,))
+def seat(rid: str = "a", drafts: int = 0, blocks: tuple[int, ...] = (5, 2, 3), prompt: list[int] = PROMPT) -> BatchSeat:
+    return BatchSeat(rid, Prefixes(prompt), drafts, (blocks,))
 
 
 def run(
-    model: StageModel, rows: list[tuple[Seat, int, list[int]]], tables: list[list[int]] | None = None
+    model: StageModel, rows: list[tuple[BatchSeat, int, list[int]]], tables: list[list[int]] | None = None
 ) -> tuple[Any, Any]:
     """A pass of rows (request, its first position, tokens): its hashes, and its batch."""
     tables = tables or [list(one.blocks[0]) for one, _first, _tokens in rows]

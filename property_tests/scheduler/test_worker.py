@@ -14,7 +14,7 @@ import torch
 
 from specsim.engines.sglang.scheduler.worker import Parts, Tables, Worker
 from specsim.rules.sampling import is_right as is_as_said
-from specsim.world.fakes import Answers, DriftError, Fake
+from specsim.world.fakes import AdapterDriftError, Answers, Fake
 from specsim.world.hash_model import Prefixes, decoded, logprob_row
 from specsim.world.kv import BadValue, BatchInput, Masked, NoSlot, Penalized
 from specsim.world.scheduler import WrongContent
@@ -190,7 +190,7 @@ def test_an_attribute_that_nobody_thought_of_is_drift() -> None:
     fake = Fake("worker", answers, given=4)
     with answers.required():
         assert (fake.known, fake.given) == (3, 4)
-    with pytest.raises(DriftError, match=r"worker\.other, worker\.unknown"), answers.required():
+    with pytest.raises(AdapterDriftError, match=r"worker\.other, worker\.unknown"), answers.required():
         fake.unknown, fake.other  # noqa: B018
 
 

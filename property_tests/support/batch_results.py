@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.fuzz.work import Batch, BatchResult, RunFinding
 
 
 def batch(number: int = 0, shard: int = 0, target: str = "model", **fields: object) -> Batch:
@@ -10,10 +10,10 @@ def batch(number: int = 0, shard: int = 0, target: str = "model", **fields: obje
     return Batch(shard=shard, number=number, target=target, **{**plain, **fields})  # type: ignore[arg-type]
 
 
-def found(signature: str = "accounting:C1:x", size: tuple[int, ...] = (1,), **fields: object) -> Found:
+def found(signature: str = "accounting:C1:x", size: tuple[int, ...] = (1,), **fields: object) -> RunFinding:
     plain = {"rule": "C1", "title": "t", "severity": "leak", "reach": "default", "where": "f.py:1", "index": 3}
     rest = {"count": 2, "replay": f"replay of size {size}", "cpu_seconds": 0.5}
-    return Found(signature=signature, tier="accounting", size=size, **{**plain, **rest, **fields})  # type: ignore[arg-type]
+    return RunFinding(signature=signature, tier="accounting", size=size, **{**plain, **rest, **fields})  # type: ignore[arg-type]
 
 
 def result(of: Batch, version: str = "v1", **fields: object) -> BatchResult:

@@ -47,12 +47,14 @@ def main(wheel: str, ops: str, name: str, file: str, function: str) -> dict[str,
     where.PLACES = {**where.PLACES, name: ((file, function), *where.PLACES[name])}
     from specsim.contracts.registry import OPS
     from specsim.engines.sglang.provider import SglangProvider  # its tables look when they are made
-    from specsim.tiers.ops.suite import Limits, check_subject
+    from specsim.tiers.ops.suite import SuiteLimits, check_subject
 
     source = WheelSource(Path(wheel), SGLANG)
     found = [SglangProvider(source, open_cache(), op).subjects() for op in ops.split(",")]
     subjects = [subject for of_op, _not_run in found for subject in of_op]
-    results = [(subject, check_subject(OPS[subject.op], subject, seed=0, limits=Limits(5))) for subject in subjects]
+    results = [
+        (subject, check_subject(OPS[subject.op], subject, seed=0, limits=SuiteLimits(5))) for subject in subjects
+    ]
     return {
         "run": {f"ops:{subject.op}:{subject.name}": subject.where for subject, result in results if result.cases},
         "wrong": [subject.name for subject, result in results if result.counterexample],

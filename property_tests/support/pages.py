@@ -15,7 +15,7 @@ from typing import Any
 
 from property_tests.support.command_line import specsim
 from specsim.replay_file import OpReplay
-from specsim.report.page.payload import Shown
+from specsim.report.page.payload import PageContext
 
 ROOT = Path(__file__).parents[2]
 FIXTURE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
@@ -110,7 +110,7 @@ class Outline(HTMLParser):
         self.links += [value or "" for name, value in attrs if name in ("href", "src", "action", "data")]
 
 
-HERE = Shown("model", "specsim replay x.json", "Reproduced, bit for bit.")
+HERE = PageContext("model", "specsim replay x.json", "Reproduced, bit for bit.")
 
 
 def op_answer(**more: Any) -> dict[str, Any]:

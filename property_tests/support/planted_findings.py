@@ -26,7 +26,7 @@ from specsim.findings.comparison import Baseline, bring_forward, compare
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.rules.table import CHECKS
-from specsim.tiers.scheduler.answers import Counts, look_behind_races
+from specsim.tiers.scheduler.answers import ScheduleCounts, look_behind_races
 from specsim.verdict import NotRun, Suite, Verdict
 from specsim.world.forks import Starters, wanted
 
@@ -47,7 +47,7 @@ def cases() -> list[tuple[str, str]]:
 def measured(release: str, defect: str, schedules: int) -> Row:
     target = load_scheduler(Release("sglang", release), open_cache(None), defect)
     assert not isinstance(target, NotRun), target
-    counts, starters = Counts(), Starters(target, CHECKS)
+    counts, starters = ScheduleCounts(), Starters(target, CHECKS)
     try:
         for index in range(schedules):
             schedule = wanted(SETUPS, 0, index, SECONDS)

@@ -31,7 +31,7 @@ from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree
 from specsim.tiers.ops.finding import signature_of
 from specsim.tiers.ops.run import Outcome, run_case
-from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, Limits, SubjectResult, check_subject, chooser_of, worst_of
+from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, SubjectResult, SuiteLimits, check_subject, chooser_of, worst_of
 
 # Tensor functions, and the few kernels beside them: functions.expected.json has these, releases.expected.json the rest.
 FUNCTION_NAMES = {f.name for f in FUNCTIONS} | {f"kernel:{k.op}" for k in logits.KERNELS}
@@ -50,7 +50,7 @@ def check_all(
     subjects = [s for s in subjects if s.name not in FUNCTION_NAMES]
     return {
         s.name: (
-            check_subject(OPS[s.op], s, seed=0, limits=Limits(cases, attempts=0, first_round=1)),
+            check_subject(OPS[s.op], s, seed=0, limits=SuiteLimits(cases, attempts=0, first_round=1)),
             s,
         )
         for s in subjects

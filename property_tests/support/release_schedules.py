@@ -26,7 +26,7 @@ from specsim.replay_file import SchedulerReplay
 from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import again, violations_of
 from specsim.verdict import NotRun
-from specsim.world.forks import NotStarted, Ran, Starters, Wanted, wanted
+from specsim.world.forks import NotStarted, Ran, Starters, WantedSchedule, wanted
 from specsim.world.scheduler import SchedulerTarget, rows_of
 
 SCHEDULES = 3 * len(rows_of(SETUPS, "fake"))  # of a release that its tests run: three of each setup
@@ -87,7 +87,7 @@ def main(text: str, count: str, worker: str, *files: str) -> None:
         target = cast(SchedulerTarget, _Alone(target))
     starters = Starters(target, CHECKS)
 
-    def run(schedule: Wanted) -> dict[str, Any]:
+    def run(schedule: WantedSchedule) -> dict[str, Any]:
         outcome = starters.run(schedule)
         if isinstance(outcome, NotStarted):  # a setup that the release refuses
             return {"digest": outcome.why, "signatures": []}

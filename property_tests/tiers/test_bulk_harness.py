@@ -29,7 +29,7 @@ from specsim.isolation.fork_runner import Ended, blame, run_apart
 from specsim.isolation.messages import Message, Messages
 from specsim.reference import verify_tree_greedy
 from specsim.tiers.checking import run_suite
-from specsim.tiers.messages import Done, Failure, Found, Request
+from specsim.tiers.messages import Done, FailureWork, Found, Request
 from specsim.tiers.ops import bulk, bulk_answers
 from specsim.tiers.ops.run import DeviceLostError, raise_if_lost, run_case
 from specsim.tiers.replaying import replay
@@ -73,7 +73,7 @@ def wrong_at(root: int, change: Callable[[Tensors], None]) -> Implementation:
 def a_root(launch_at: int = 1, place: int = 1234) -> int:
     """The root token of one request of the default run, which few others of it have."""
     subject = subject_of(REFERENCE["verify_tree_greedy"])
-    chosen = list(bulk.launches(OP, subject, bulk.Place("cpu", "cpu"), 0, CASES))[launch_at]
+    chosen = list(bulk.launches(OP, subject, bulk.BulkPlace("cpu", "cpu"), 0, CASES))[launch_at]
     case = OP.cases.make(chosen.numbers("cpu"), chosen.shape)
     return int(case.tensors["candidates"][place, 0])
 
@@ -139,7 +139,7 @@ def test_a_result_that_is_wrong_only_once_is_reported() -> None:
 
 def test_launches_are_a_function_of_seed_and_cases_alone_and_numbers_never_repeat() -> None:
     subject = subject_of(REFERENCE["verify_tree_greedy"])
-    place = bulk.Place("cpu", "cpu")
+    place = bulk.BulkPlace("cpu", "cpu")
     some = list(bulk.launches(OP, subject, place, 3, CASES))
     assert some == list(bulk.launches(OP, subject, place, 3, CASES))
     assert sum(launch.count for launch in some) == CASES
@@ -152,7 +152,7 @@ def test_launches_are_a_function_of_seed_and_cases_alone_and_numbers_never_repea
 def test_the_distribution_of_verifications_is_wide() -> None:
     subject = subject_of(REFERENCE["verify_tree_greedy"])
     accepted, nodes, cases, seen = 0, 0, 0, []
-    for launch in bulk.launches(OP, subject, bulk.Place("cpu", "cpu"), 0, 80_000):
+    for launch in bulk.launches(OP, subject, bulk.BulkPlace("cpu", "cpu"), 0, 80_000):
         shape = launch.shape
         assert 2 <= shape["num_draft_tokens"] <= 64
         assert 1 <= shape["topk"] <= 8
@@ -315,7 +315,7 @@ def test_a_launch_that_is_only_slow_is_no_finding(request_of: Callable[[str], Re
     sent = Sent()
     launch = {"device": "cpu", "tape": [], "first": 0, "count": 4}
     subject, text = "kernel:verify_tree_greedy", "does not end within 5 s"
-    work = Failure(subject=subject, index=8, count=8, known="", place=launch, hung=True, text=text)
+    work = FailureWork(subject=subject, index=8, count=8, known="", place=launch, hung=True, text=text)
     request = msgspec.structs.replace(request_of("wrongly"), work=work, hang_seconds=60.0)
     bulk_answers.failure(request, work, cast("Messages", sent))
     done = sent.messages[-1]
@@ -354,7 +354,7 @@ class Sent:
 
 @pytest.mark.parametrize("op", ["verify_tree_target_only", "verify_tree_rejection", "verify_chain_block"])
 def test_some_vocabularies_lie_beside_powers_of_two(op: str) -> None:
-    subject, place = subject_of(REFERENCE[op], op), bulk.Place("cpu", "interpreter")
+    subject, place = subject_of(REFERENCE[op], op), bulk.BulkPlace("cpu", "interpreter")
     launches = itertools.islice(bulk.launches(OPS[op], subject, place, 0, 10_000), bulk.SHAPES)
     sizes = {launch.shape["vocab_size"] for launch in launches}
     assert sizes & set(WIDE_VOCAB_SIZES)

@@ -18,7 +18,7 @@ import pytest
 
 from property_tests.support.replay_fixtures import FILES, Release
 from specsim import cli, replay_file
-from specsim.findings.bisect.verdicts import FileQuestion, Limits, State
+from specsim.findings.bisect.verdicts import AskLimits, BisectState, FileQuestion
 from specsim.isolation.fork_server import ForkServer
 from specsim.lifting.cache import open_cache
 from specsim.tiers import process
@@ -74,9 +74,9 @@ def test_every_command_accepts_every_replay_file(file: Path, release: Release, t
     target = available(file, release)
     holds_for_every_command(file, tmp_path)
     if target != "model":  # a mutant is of no revision
-        limits = Limits(open_cache(None).folder, tmp_path)
+        limits = AskLimits(open_cache(None).folder, tmp_path)
         verdict = FileQuestion(file, limits).check(target, process.ask, HASH_SEEDS[0])
-        assert verdict.state is State.BAD, verdict
+        assert verdict.state is BisectState.BAD, verdict
 
 
 def holds_for_every_command(file: Path, folder: Path, options: Sequence[str] = ()) -> None:

@@ -28,11 +28,11 @@ from specsim.cli import main
 from specsim.engines.target import Release
 from specsim.errors import TEXT_MAX, UsageError, cut, described
 from specsim.fuzz.work import Batch
-from specsim.fuzz.workers import Worker
+from specsim.fuzz.workers import BatchWorker
 from specsim.isolation import environment, limits, phases, processes
 from specsim.isolation import messages as table
 from specsim.isolation.conversation import ChildEnded, Conversation
-from specsim.isolation.frames import FRAME_BYTES_MAX, BadFrameError, Reader, Writer, new_nonce
+from specsim.isolation.frames import FRAME_BYTES_MAX, BadFrameError, FrameReader, Writer, new_nonce
 from specsim.isolation.messages import Message, Messages
 from specsim.lifting.source import WheelSource
 from specsim.tiers.checking import run_suite
@@ -140,7 +140,7 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(contents: lis
     for content in contents:
         writer.send(content)
     writer.close()
-    stream, frames = os.read(reader, 1 << 16), Reader(nonce)
+    stream, frames = os.read(reader, 1 << 16), FrameReader(nonce)
     os.close(reader)
     came = [frame for at in range(0, len(stream), size) for frame in frames.feed(stream[at : at + size])]
     assert came == contents
@@ -156,11 +156,11 @@ def test_bytes_of_somebody_else_are_no_frame_and_lose_none_before_them(noise: by
     stream = os.read(reader, 1 << 16)
     os.close(reader)
     with pytest.raises(BadFrameError) as error:
-        Reader(nonce).feed(stream + noise)
+        FrameReader(nonce).feed(stream + noise)
     assert error.value.before == [b"before"]
     with pytest.raises(BadFrameError):
-        Reader(new_nonce()).feed(stream)  # another conversation's
-    again = Reader(nonce)
+        FrameReader(new_nonce()).feed(stream)  # another conversation's
+    again = FrameReader(nonce)
     again.feed(stream)
     with pytest.raises(BadFrameError):
         again.feed(stream)  # sent twice
@@ -176,7 +176,7 @@ def test_a_fork_of_the_writer_sends_nothing() -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     writer.send(b"from the writer")
-    assert Reader(nonce).feed(os.read(reader, 1 << 16)) == [b"from the writer"]
+    assert FrameReader(nonce).feed(os.read(reader, 1 << 16)) == [b"from the writer"]
     writer.close()
     os.close(reader)
 
@@ -188,7 +188,7 @@ def test_a_frame_has_a_limit_on_both_sides() -> None:
         writer.send(bytes(FRAME_BYTES_MAX + 1))
     nonce = new_nonce()
     with pytest.raises(BadFrameError):
-        Reader(nonce).feed((FRAME_BYTES_MAX + 1).to_bytes(4, "big") + nonce + bytes(8))
+        FrameReader(nonce).feed((FRAME_BYTES_MAX + 1).to_bytes(4, "big") + nonce + bytes(8))
     writer.close()
     os.close(reader)
 
@@ -197,7 +197,7 @@ def test_reading_takes_time_in_proportion_to_what_is_read() -> None:
     def seconds(size: int) -> float:
         nonce, content = new_nonce(), bytes(size)
         data = len(content).to_bytes(4, "big") + nonce + bytes(8) + content
-        reader = Reader(nonce)
+        reader = FrameReader(nonce)
         started = time.process_time()
         came = [frame for at in range(0, len(data), 1 << 12) for frame in reader.feed(data[at : at + (1 << 12)])]
         assert len(came) == 1
@@ -391,7 +391,7 @@ def test_twenty_megabytes_of_exception_text_cost_no_more_than_a_line(folder: Pat
 
 
 def test_a_batch_whose_target_leaves_with_exit_code_0_has_the_finding_of_a_check(folder: Path) -> None:
-    worker = Worker(folder / "cache", hang_seconds=5.0)
+    worker = BatchWorker(folder / "cache", hang_seconds=5.0)
     try:
         result = worker.run(Batch(7, 0, 2, 10000, 40, "isolated:leaving", "scheduler"))
     finally:

@@ -34,7 +34,7 @@ from specsim.tiers.accounting import schedules as schedules
 from specsim.tiers.accounting.schedules import KnownSchedule, simulate
 from specsim.tiers.ops import suite as suite
 from specsim.tiers.ops.run import LaunchHere
-from specsim.tiers.ops.suite import FIRST_ROUND, KnownCase, Limits, check_all, chooser_of
+from specsim.tiers.ops.suite import FIRST_ROUND, KnownCase, SuiteLimits, check_all, chooser_of
 from specsim.verdict import NotRun, Suite
 
 
@@ -57,7 +57,9 @@ def one_more(**arguments: Any) -> Any:
     return REFERENCE["fill_bonus_tokens"](**arguments) + 1
 
 
-def checked(subjects: list[Subject], limits: Limits, **options: Any) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+def checked(
+    subjects: list[Subject], limits: SuiteLimits, **options: Any
+) -> tuple[dict[str, Any], list[tuple[str, int]]]:
     calls: list[tuple[str, int]] = []
     results = check_all(
         OPS,
@@ -75,29 +77,29 @@ THREE = ["fill_bonus_tokens", "gather_rows", "select_top_k"]
 
 
 def test_every_implementation_gets_its_first_cases_before_any_gets_more() -> None:
-    results, calls = checked([right(op) for op in THREE], Limits(cases=12))
+    results, calls = checked([right(op) for op in THREE], SuiteLimits(cases=12))
     assert {name: result.cases for name, result in results.items()} == {f"kernel:{op}": 12 for op in THREE}
     first = [name for name, _index in calls[: 3 * FIRST_ROUND]]
     assert first == [f"kernel:{op}" for op in THREE for _ in range(FIRST_ROUND)]
 
 
 def test_an_implementation_whose_cases_cost_much_gets_the_first_cases_too() -> None:
-    results, _calls = checked([right("gather_rows", cost=1000)], Limits(cases=100))
+    results, _calls = checked([right("gather_rows", cost=1000)], SuiteLimits(cases=100))
     assert results["kernel:gather_rows"].cases == FIRST_ROUND
 
 
 def test_what_an_earlier_check_did_not_come_to_is_first_in_each_round() -> None:
-    _results, calls = checked([right(op) for op in THREE], Limits(cases=7), first=("kernel:select_top_k",))
+    _results, calls = checked([right(op) for op in THREE], SuiteLimits(cases=7), first=("kernel:select_top_k",))
     assert calls[0] == ("kernel:select_top_k", 0)
 
 
 def test_results_come_in_the_order_of_the_implementations_whoever_was_first() -> None:
-    results, _calls = checked([right(op) for op in THREE], Limits(cases=2), first=("kernel:select_top_k",))
+    results, _calls = checked([right(op) for op in THREE], SuiteLimits(cases=2), first=("kernel:select_top_k",))
     assert list(results) == [f"kernel:{op}" for op in THREE]
 
 
 def test_everything_is_checked_before_anything_is_shrunk() -> None:
-    _results, calls = checked([subject("fill_bonus_tokens", one_more), *map(right, THREE[1:])], Limits(cases=20))
+    _results, calls = checked([subject("fill_bonus_tokens", one_more), *map(right, THREE[1:])], SuiteLimits(cases=20))
     shrinking = [number for number, (_name, index) in enumerate(calls) if index < 0]
     assert shrinking
     assert shrinking[0] > max(number for number, (_name, index) in enumerate(calls) if index >= 0)
@@ -105,12 +107,12 @@ def test_everything_is_checked_before_anything_is_shrunk() -> None:
 
 def test_a_finding_has_as_many_attempts_as_were_given() -> None:
     for attempts in (0, 3, 11):
-        _results, calls = checked([subject("fill_bonus_tokens", one_more)], Limits(cases=4, attempts=attempts))
+        _results, calls = checked([subject("fill_bonus_tokens", one_more)], SuiteLimits(cases=4, attempts=attempts))
         assert sum(index < 0 for _name, index in calls) <= attempts + 1  # the last one runs the smallest case once more
 
 
 def test_without_time_each_implementation_is_named_and_none_has_passed() -> None:
-    results, _calls = checked([right(op) for op in THREE], Limits(cases=9, deadline=0.0))
+    results, _calls = checked([right(op) for op in THREE], SuiteLimits(cases=9, deadline=0.0))
     assert all(result.cut_short and result.cases == 0 for result in results.values())
 
 
@@ -134,14 +136,14 @@ def test_the_time_that_quick_implementations_leave_goes_to_a_slow_one(
 
     monkeypatch.setattr(suite, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(suite, "RELATED_EVERY", 10_000)
-    results, _calls = checked([taking_time(op) for op in THREE], Limits(cases=100, deadline=seconds))
+    results, _calls = checked([taking_time(op) for op in THREE], SuiteLimits(cases=100, deadline=seconds))
     cases = [result.cases for result in results.values()]
     assert all(count >= enough for count, enough in zip(cases, least, strict=True)), cases
 
 
 def test_a_caller_of_a_wrong_kernel_is_not_checked_and_says_so() -> None:
     caller = right("fill_bonus_tokens", "caller:x", needs="kernel:fill_bonus_tokens")
-    results, _calls = checked([subject("fill_bonus_tokens", one_more), caller], Limits(cases=6))
+    results, _calls = checked([subject("fill_bonus_tokens", one_more), caller], SuiteLimits(cases=6))
     assert (results["caller:x"].cases, results["caller:x"].why_not) == (
         0,
         "it calls fill_bonus_tokens, which is itself wrong",
@@ -153,7 +155,7 @@ def test_a_known_case_is_run_first_and_is_the_counterexample_as_it_is() -> None:
     wrong = subject("fill_bonus_tokens", one_more)
     chooser = chooser_of(5, wrong, 3)
     known = KnownCase("before.json", op.generate(chooser), chooser.tape, "O1")
-    results, calls = checked([wrong], Limits(cases=3), known=lambda _op, _subject: [known])
+    results, calls = checked([wrong], SuiteLimits(cases=3), known=lambda _op, _subject: [known])
     found = results[wrong.name].counterexample
     assert found.known is known
     assert found.case is known.case
@@ -210,7 +212,9 @@ def test_attempts_bound_all_starts_of_a_schedule_together(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(schedules, "shrink", shrink)
     monkeypatch.setattr(schedules, "replace", lambda found, **_fields: found)
-    monkeypatch.setattr(schedules.Schedule, "size", lambda self: (1,) if isinstance(self, schedules.Schedule) else (9,))
+    monkeypatch.setattr(
+        schedules.RanSchedule, "size", lambda self: (1,) if isinstance(self, schedules.RanSchedule) else (9,)
+    )
     attempts: list[int] = []
     hit = schedules._Hits(0, smallest=[((1, 1, (1, (n,))), (n,)) for n in range(3)])
     found: Any = SimpleNamespace(

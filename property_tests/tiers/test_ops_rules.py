@@ -19,7 +19,7 @@ from specsim.contracts.registry import OPS, REFERENCE
 from specsim.tiers.ops import rules
 from specsim.tiers.ops.rules import BY_ID, RULES
 from specsim.tiers.ops.run import LaunchHere, run_case
-from specsim.tiers.ops.suite import Limits, SubjectResult, check_subject
+from specsim.tiers.ops.suite import SubjectResult, SuiteLimits, check_subject
 from specsim.verdict import Rule
 
 BONUS = OPS["fill_bonus_tokens"]
@@ -30,7 +30,7 @@ def subject_of(op: str, implementation: Implementation, **fields: Any) -> Subjec
 
 
 def checked(subject: Subject, cases: int = 40, seed: int = 1) -> SubjectResult:
-    return check_subject(OPS[subject.op], subject, seed=seed, limits=Limits(cases))
+    return check_subject(OPS[subject.op], subject, seed=seed, limits=SuiteLimits(cases))
 
 
 def reads_the_last_column(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
@@ -177,7 +177,9 @@ def test_a_call_that_is_not_made_is_not_checked() -> None:
 
 def test_a_spent_budget_stops_after_one_case() -> None:
     subject = subject_of("fill_bonus_tokens", REFERENCE["fill_bonus_tokens"])
-    result = check_subject(BONUS, subject, seed=0, limits=Limits(50, deadline=time.monotonic() + 0.001, first_round=1))
+    result = check_subject(
+        BONUS, subject, seed=0, limits=SuiteLimits(50, deadline=time.monotonic() + 0.001, first_round=1)
+    )
     assert result.cases == 1
     assert result.cut_short
 
@@ -198,7 +200,7 @@ def test_the_own_kernels_have_no_finding(op: str) -> None:
     assert {s.op for s in subjects} | {entry.what for entry in not_run} == set(OPS)
     (subject,) = [s for s in subjects if s.op == op]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    result = check_subject(OPS[op], subject, seed=3, limits=Limits(4), launcher=LaunchHere(device))
+    result = check_subject(OPS[op], subject, seed=3, limits=SuiteLimits(4), launcher=LaunchHere(device))
     assert (result.cases, result.failures) == (4, [])
 
 

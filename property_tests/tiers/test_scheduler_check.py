@@ -24,7 +24,7 @@ from specsim.engines.triage import TABLE
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.replay_file import SchedulerReplay
-from specsim.tiers.messages import At, Check, End, Found, Replay, Request, Shrink, Shrunk
+from specsim.tiers.messages import At, CheckWork, End, Found, Replay, Request, Shrink, Shrunk
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
 from specsim.verdict import Covered
@@ -46,7 +46,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, defect: str, *, has_rust_tree: bool
     of_it: dict[str, Any] = {"tier": "scheduler", "target": "sglang==0", "cache": "", "seed": 0, "count": 12}
     messages = _Sent()
     request = Request(**{**of_it, "seconds": 60.0, "hang_seconds": 20.0, "attempts": 20, **fields})
-    answers.check(request, Check(), messages)  # type: ignore[arg-type]
+    answers.check(request, CheckWork(), messages)  # type: ignore[arg-type]
     return messages
 
 
@@ -187,7 +187,7 @@ def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: py
     request = Request(
         tier="scheduler", target="sglang==0", cache="", seed=0, count=len(rows), seconds=60.0, hang_seconds=20.0
     )
-    answers.check(request, Check(), messages)  # type: ignore[arg-type]
+    answers.check(request, CheckWork(), messages)  # type: ignore[arg-type]
     refused = {entry.what: entry.why for entry in end_of(messages).not_run if entry.what.startswith("setup ")}
     assert refused == {f"setup {setup.name}": "server.py:9 refuses sessions" for setup in rows if setup.sessions}
     assert end_of(messages).schedules == len(rows) - len(refused)

@@ -14,28 +14,28 @@ from property_tests.support.toy_scheduler import ToyTarget
 from specsim.choices.chooser import Tape
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.replay_file import SchedulerReplay
-from specsim.report.page.payload import Shown, payload_of
+from specsim.report.page.payload import PageContext, payload_of
 from specsim.report.page.render import html_of
 from specsim.rules.table import BY_ID, CHECKS
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler.answers import answer_of, case_of
 from specsim.tiers.scheduler.page import WRONG, Lanes, play_of
-from specsim.world.forks import Ran, Starters, Wanted, wanted
+from specsim.world.forks import Ran, Starters, WantedSchedule, wanted
 from specsim.world.scheduler import END, MODEL, Step
 
-HERE = Shown("sglang==0", "specsim replay x.json", "Reproduced, bit for bit.")
+HERE = PageContext("sglang==0", "specsim replay x.json", "Reproduced, bit for bit.")
 
 
 def recorded(defect: str, tape: Tape = ()) -> tuple[SchedulerReplay, dict[str, Any]]:
     """The replay file of a toy's finding, and the answer of its recorded replay as JSON has it."""
     starters = Starters(ToyTarget(defect), CHECKS)
     try:
-        schedule = Wanted(tape) if tape else wanted(SETUPS, 0, 0, 20.0)
+        schedule = WantedSchedule(tape) if tape else wanted(SETUPS, 0, 0, 20.0)
         first = starters.run(schedule)
         assert isinstance(first, Ran)
         case = case_of(schedule, first)
         assert case is not None
-        again = starters.run(Wanted(first.record.tape, records=True, case=case))
+        again = starters.run(WantedSchedule(first.record.tape, records=True, case=case))
     finally:
         starters.close()
     assert isinstance(again, Ran)
@@ -147,7 +147,9 @@ def test_the_page_loads_nothing_and_shows_hostile_names_as_text(race: tuple[Sche
 
 def test_the_lines_around_what_is_blamed_are_shown_coloured(race: tuple[SchedulerReplay, dict[str, Any]]) -> None:
     lines = ["def f():", '    """<b>', "    two", '    """', "    return 1 < 2  # so"]
-    shown = Shown("sglang==0", "x", "", source={"where": "a.py:7", "first": 3, "line": 7, "lines": lines, "note": ""})
+    shown = PageContext(
+        "sglang==0", "x", "", source={"where": "a.py:7", "first": 3, "line": 7, "lines": lines, "note": ""}
+    )
     html = html_of(payload_of(*race, shown))
     rows = re.findall(r"<tr.*?>.*?</tr>", html.partition('aria-label="Source"')[2].partition("</table>")[0])
     texts = [unescape(re.sub("<.*?>", "", row)) for row in rows]

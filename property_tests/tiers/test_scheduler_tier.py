@@ -16,8 +16,8 @@ from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.rules.process import HostException
 from specsim.rules.requests import FinishedClaim, LengthsInOrder
 from specsim.rules.table import CHECKS
-from specsim.tiers.scheduler.answers import Counts, _differing, violations_of
-from specsim.world.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
+from specsim.tiers.scheduler.answers import ScheduleCounts, _differing, violations_of
+from specsim.world.forks import EndedSchedule, Outcome, Ran, Starters, WantedSchedule, wanted
 from specsim.world.kv import BeyondRow
 from specsim.world.rule import Rules, Run
 from specsim.world.schedule import first_other_launch
@@ -102,7 +102,7 @@ def test_a_tape_gives_its_schedule_again() -> None:
     try:
         first = starters.run(wanted(SETUPS, 3, 14, 20.0))
         assert isinstance(first, Ran)
-        again = starters.run(Wanted(first.record.tape))
+        again = starters.run(WantedSchedule(first.record.tape))
     finally:
         starters.close()
     assert again == first
@@ -115,8 +115,8 @@ def test_a_race_without_a_wrong_token_is_harmless_and_one_with_is_not() -> None:
 
 def test_a_schedule_that_ends_its_process_ends_no_other() -> None:
     first, second = outcomes("ends its process", 2)
-    assert isinstance(first, Ended)
-    assert isinstance(second, Ended)
+    assert isinstance(first, EndedSchedule)
+    assert isinstance(second, EndedSchedule)
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.name)
@@ -206,10 +206,10 @@ def test_who_is_aborted_while_it_waits_makes_no_room(tokens: int, broken: list[s
 def test_a_schedule_that_does_not_run_the_same_twice_is_named_with_the_launch_that_differs(
     defect: str, gone: bool
 ) -> None:
-    counts = Counts()
+    counts = ScheduleCounts()
     for outcome in outcomes("wrong token", 3):
         assert isinstance(outcome, Ran)
-        counts.take(Wanted(outcome.record.tape), outcome)
+        counts.take(WantedSchedule(outcome.record.tape), outcome)
     signature, hit = next(iter(counts.hits.items()))
     assert hit.record is not None
     events = ("0 extend another", *hit.record.events[1:])

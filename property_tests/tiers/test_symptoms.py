@@ -16,9 +16,9 @@ from specsim.rules.content import ContentRead
 from specsim.rules.device import StreamRace
 from specsim.rules.slots import SlotsAtRest, TreeContent
 from specsim.rules.table import CHECKS
-from specsim.tiers.scheduler.answers import Counts, look_behind_races
+from specsim.tiers.scheduler.answers import ScheduleCounts, look_behind_races
 from specsim.verdict import Finding, Severity, Suite, Verdict, of_one_wait, with_severity_of_symptoms
-from specsim.world.forks import Ran, Wanted
+from specsim.world.forks import Ran, WantedSchedule
 from specsim.world.rule import Violation, signature_of
 from specsim.world.schedule import Record
 
@@ -49,14 +49,14 @@ def ran(*signatures: str, iterations: int = 9) -> Ran:
     )
 
 
-def counted(*schedules: tuple[str, ...]) -> Counts:
-    counts, numbers = Counts(), count()
+def counted(*schedules: tuple[str, ...]) -> ScheduleCounts:
+    counts, numbers = ScheduleCounts(), count()
     for signatures in schedules:
-        counts.take(Wanted((0,), index=next(numbers)), ran(*signatures))
+        counts.take(WantedSchedule((0,), index=next(numbers)), ran(*signatures))
     return counts
 
 
-def findings_of(counts: Counts) -> dict[str, str]:
+def findings_of(counts: ScheduleCounts) -> dict[str, str]:
     """By signature what it follows, "" for a finding."""
     return {signature: counts.follows(signature) for signature in counts.hits}
 
@@ -80,9 +80,9 @@ def test_a_cause_does_not_follow_what_it_causes() -> None:
 
 
 def test_a_finding_has_the_smallest_schedule_in_which_it_comes_first() -> None:
-    counts = Counts()
+    counts = ScheduleCounts()
     for number, (signatures, iterations) in enumerate([((RACE, LEAK), 3), ((LEAK,), 9), ((LEAK,), 7), ((LEAK,), 8)]):
-        new = counts.take(Wanted((0,), index=number), ran(*signatures, iterations=iterations))
+        new = counts.take(WantedSchedule((0,), index=number), ran(*signatures, iterations=iterations))
         assert new == [[RACE, LEAK], [LEAK], [], []][number]
     assert counts.hits[LEAK].wanted.index == 2
     assert counts.hits[LEAK].count == 4
@@ -90,13 +90,13 @@ def test_a_finding_has_the_smallest_schedule_in_which_it_comes_first() -> None:
 
 def test_a_finding_keeps_the_schedule_that_was_shrunk() -> None:
     """A longer one may end sooner, by something else that is wrong."""
-    counts = Counts()
-    counts.take(Wanted((0,), index=0), ran(LEAK, iterations=9))
+    counts = ScheduleCounts()
+    counts.take(WantedSchedule((0,), index=0), ran(LEAK, iterations=9))
     counts.hits[LEAK].is_shrunk = True
-    counts.take(Wanted((0,), index=1), ran(LEAK, iterations=1))
+    counts.take(WantedSchedule((0,), index=1), ran(LEAK, iterations=1))
     assert counts.hits[LEAK].wanted.index == 0
     counts.hits[LEAK].is_first = False  # had it come after another one
-    counts.take(Wanted((0,), index=2), ran(LEAK, iterations=9))
+    counts.take(WantedSchedule((0,), index=2), ran(LEAK, iterations=9))
     assert counts.hits[LEAK].wanted.index == 2
 
 
@@ -204,9 +204,9 @@ class Eager:
 
     def __init__(self, *signatures: str) -> None:
         self.signatures = signatures
-        self.asked: list[Wanted] = []
+        self.asked: list[WantedSchedule] = []
 
-    def run(self, schedule: Wanted) -> Ran:
+    def run(self, schedule: WantedSchedule) -> Ran:
         self.asked.append(schedule)
         return ran(*self.signatures)
 

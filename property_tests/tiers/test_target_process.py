@@ -16,7 +16,7 @@ from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
 from specsim.tiers.ops.answers import choose_device
 from specsim.tiers.ops.run import EndedError, LaunchHere, run_case
-from specsim.tiers.ops.suite import Limits, check_all, check_subject, chooser_of
+from specsim.tiers.ops.suite import SuiteLimits, check_all, check_subject, chooser_of
 from specsim.tiers.ops.target_process import TargetProcess
 
 OP = OPS["fill_bonus_tokens"]
@@ -123,7 +123,7 @@ def test_a_case_shows_the_same_here_and_in_a_process_of_its_own(process: TargetP
 
 @pytest.mark.parametrize("process", ["p_patches"], indirect=True)
 def test_patching_torch_does_not_make_a_wrong_operation_right(process: TargetProcess) -> None:
-    found = check_subject(OP, subject(process), seed=0, limits=Limits(10), launcher=process).counterexample
+    found = check_subject(OP, subject(process), seed=0, limits=SuiteLimits(10), launcher=process).counterexample
     assert found is not None
     assert found.rule.id == "O1"
     assert bool(torch.ne(torch.tensor(1), torch.tensor(2)))  # nothing is patched on this side
@@ -131,7 +131,7 @@ def test_patching_torch_does_not_make_a_wrong_operation_right(process: TargetPro
 
 @pytest.mark.parametrize("process", ["p_writes", "p_closes"], indirect=True)
 def test_what_is_written_to_descriptors_is_no_verdict(process: TargetProcess) -> None:
-    result = check_subject(OP, subject(process), seed=0, limits=Limits(5), launcher=process)
+    result = check_subject(OP, subject(process), seed=0, limits=SuiteLimits(5), launcher=process)
     found = result.counterexample
     assert found is not None
     assert (found.rule.id, found.outcome) == ("O8", None)
@@ -140,13 +140,15 @@ def test_what_is_written_to_descriptors_is_no_verdict(process: TargetProcess) ->
 
 @pytest.mark.parametrize("process", ["p_forks"], indirect=True)
 def test_a_fork_that_comes_back_answers_nothing(process: TargetProcess) -> None:
-    result = check_subject(OP, subject(process), seed=0, limits=Limits(6), launcher=process)
+    result = check_subject(OP, subject(process), seed=0, limits=SuiteLimits(6), launcher=process)
     assert (result.cases, result.failures) == (6, [])
 
 
 @pytest.mark.parametrize("process", ["p_raises"], indirect=True)
 def test_the_text_of_an_exception_is_cut(process: TargetProcess) -> None:
-    found = check_subject(OP, subject(process), seed=0, limits=Limits(2, attempts=0), launcher=process).counterexample
+    found = check_subject(
+        OP, subject(process), seed=0, limits=SuiteLimits(2, attempts=0), launcher=process
+    ).counterexample
     assert found is not None
     assert found.outcome is not None
     (violation,) = found.outcome.violations
@@ -156,7 +158,7 @@ def test_the_text_of_an_exception_is_cut(process: TargetProcess) -> None:
 
 @pytest.mark.parametrize("process", ["p_sparse"], indirect=True)
 def test_a_result_that_is_no_dense_tensor_is_a_finding(process: TargetProcess) -> None:
-    found = check_subject(OP, subject(process), seed=0, limits=Limits(2), launcher=process).counterexample
+    found = check_subject(OP, subject(process), seed=0, limits=SuiteLimits(2), launcher=process).counterexample
     assert found is not None
     assert found.rule.id == "O5"
 
@@ -175,14 +177,16 @@ def test_an_attempt_that_ends_its_process_leaves_the_case_as_it_was_hit(process:
 
 @pytest.mark.parametrize("process", ["p_both"], indirect=True)
 def test_what_one_operation_does_to_torch_is_no_matter_to_the_next(process: TargetProcess) -> None:
-    checked = check_all(OPS, process.subjects, seed=0, limits=Limits(3), launcher=process, on_case=lambda *_: None)
+    checked = check_all(OPS, process.subjects, seed=0, limits=SuiteLimits(3), launcher=process, on_case=lambda *_: None)
     assert [result.counterexample is not None for _subject, result in checked] == [True, True]
 
 
 @pytest.mark.parametrize("process", ["p_moves"], indirect=True)
 def test_a_target_that_changes_directory_changes_its_own(process: TargetProcess) -> None:
     before = os.getcwd()
-    assert check_subject(OP, subject(process), seed=0, limits=Limits(2), launcher=process).counterexample is not None
+    assert (
+        check_subject(OP, subject(process), seed=0, limits=SuiteLimits(2), launcher=process).counterexample is not None
+    )
     assert os.getcwd() == before
 
 

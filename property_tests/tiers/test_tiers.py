@@ -16,7 +16,7 @@ from specsim.errors import UsageError
 from specsim.isolation.conversation import ChildEnded
 from specsim.tiers import process
 from specsim.tiers.checking import run_suite
-from specsim.tiers.messages import At, Check, Differs, Done, End, Failure, Found, Request
+from specsim.tiers.messages import At, CheckWork, Differs, Done, End, FailureWork, Found, Request
 from specsim.tiers.ops.tier import OpsTier
 from specsim.tiers.registry import TIERS
 from specsim.tiers.transfer import broken, found
@@ -111,9 +111,9 @@ def test_a_case_that_ends_its_child_is_a_finding_and_the_other_subjects_are_run(
     assert (suite.cases, suite.not_run) == (23, [NotRun("d", "it is not there")])
     assert [Path(finding.replay).parent for finding in findings] == [tmp_path]
     failure, last = asked[1].work, asked[2].work
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, FailureWork)
     assert (failure.subject, failure.index, failure.place) == ("b", 4, {"device": "cpu", "tape": [7]})
-    assert last == Check(skip=("a", "b"), failed=("b",))
+    assert last == CheckWork(skip=("a", "b"), failed=("b",))
 
 
 def test_what_ends_a_child_while_shrinking_keeps_the_case_that_was_hit(
@@ -125,7 +125,7 @@ def test_what_ends_a_child_while_shrinking_keeps_the_case_that_was_hit(
     ]
     _suite, findings = check(script, asked, tmp_path, monkeypatch)
     assert [finding.title for finding in findings] == ["wrong"]
-    assert asked[1].work == Check(unshrunk=("a",))
+    assert asked[1].work == CheckWork(unshrunk=("a",))
 
 
 def test_a_finding_is_made_without_a_replay_file_when_whoever_writes_it_dies_too(

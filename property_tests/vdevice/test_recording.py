@@ -8,12 +8,12 @@ import torch
 from specsim.choices.chooser import replayed
 from specsim.vdevice import simulate
 from specsim.vdevice.device import Device, Stream
-from specsim.vdevice.recording import Step, recorded
+from specsim.vdevice.recording import RecordedStep, recorded
 
 EAGER, LAZY = (0,), (1,)
 
 
-def _copied(device: Device, *, waits: bool) -> tuple[list[Step], dict[int, tuple[int, ...]]]:
+def _copied(device: Device, *, waits: bool) -> tuple[list[RecordedStep], dict[int, tuple[int, ...]]]:
     """Ones, copied to the host by another stream, which waits for them or not."""
     copies = torch.cuda.Stream()
     with recorded(device) as recording:

@@ -38,7 +38,7 @@ from specsim.bench import (
 )
 from specsim.bench.environment import environment
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing, one_thread, run_shape
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.deadline import SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
-__all__ = ["BENCHMARKS", "FORMAT", "OPERATIONS", "Benchmark", "Peer", "Row", "Timing", "environment", "run"]
+__all__ = ["BENCHMARKS", "FORMAT", "OPERATIONS", "BenchRow", "Benchmark", "Peer", "Timing", "environment", "run"]
 
 FORMAT = "specsim.bench/1"
 
@@ -56,17 +56,17 @@ OPERATIONS: dict[str, Benchmark] = {
 }
 
 
-def _rows_of_operation(benchmark: Benchmark, device: str, rounds: int | None, _full: bool) -> list[Row]:
+def _rows_of_operation(benchmark: Benchmark, device: str, rounds: int | None, _full: bool) -> list[BenchRow]:
     def measure(shape: Shape) -> list[dict[str, Any]]:
         peers = run_shape(benchmark, shape, device, rounds or benchmark.rounds)
         return [{"name": benchmark.name, "unit": "us", "shape": dict(shape), "peers": peers}]
 
-    return [Row(benchmark.name, shape, partial(measure, shape)) for shape in benchmark.shapes[device]]
+    return [BenchRow(benchmark.name, shape, partial(measure, shape)) for shape in benchmark.shapes[device]]
 
 
 # By name: the rows that are measured on a device, with a number of rounds or their own, all of them or what is done in
 # a minute or two.
-BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
+BENCHMARKS: dict[str, Callable[..., list[BenchRow]]] = {
     **{name: partial(_rows_of_operation, benchmark) for name, benchmark in OPERATIONS.items()},
     verify_logits_sampled.NAME: verify_logits_sampled.rows,
     simulator.NAME: simulator.rows,
@@ -116,7 +116,7 @@ def run(
     def is_over() -> bool:
         return bool(why_over())
 
-    hunted: dict[str, Callable[..., list[Row]]] = {
+    hunted: dict[str, Callable[..., list[BenchRow]]] = {
         hunts.PLANTED: partial(hunts.rows_planted, only=only),
         hunts.FOUND: partial(hunts.rows_found, worker=worker),
     }
@@ -135,7 +135,7 @@ def run(
 
     with one_thread():
         for name in names:
-            rows = [Row(name, {}, list)]
+            rows = [BenchRow(name, {}, list)]
             try:
                 with _ended_at(deadline):
                     rows = chosen[name](device, rounds, full)

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.compiled.build import find_build
 from specsim.lifting.cache import open_cache
 
@@ -27,7 +27,7 @@ _SEED = "7"
 _RUNS = ["--only", "accounting", "--family", "any"]
 
 
-class Part(NamedTuple):
+class CampaignShare(NamedTuple):
     """What one process and its children did: events of schedules, seconds, and CPU seconds of all of them."""
 
     events: int
@@ -45,9 +45,9 @@ class Part(NamedTuple):
         return self.events / self.seconds
 
 
-def rows(_device: str, rounds: int | None, full: bool = False) -> list[Row]:
+def rows(_device: str, rounds: int | None, full: bool = False) -> list[BenchRow]:
     """One row, since all of it is compared."""
-    return [Row(NAME, {"seconds": SECONDS_FULL if full else SECONDS}, lambda: entries(rounds, full=full))]
+    return [BenchRow(NAME, {"seconds": SECONDS_FULL if full else SECONDS}, lambda: entries(rounds, full=full))]
 
 
 def entries(rounds: int | None, *, full: bool = False) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def entries(rounds: int | None, *, full: bool = False) -> list[dict[str, Any]]:
     ratio to the bare loop; and events a second, the ratio to one job, above 1 is more.
     """
     seconds = SECONDS_FULL if full else SECONDS
-    parts: dict[str, list[Part]] = {"bare loop": [], "1 job": [], "2 jobs": []}
+    parts: dict[str, list[CampaignShare]] = {"bare loop": [], "1 job": [], "2 jobs": []}
     for _ in range(rounds or ROUNDS):
         parts["bare loop"].append(bare_loop(seconds))
         for jobs, name in ((1, "1 job"), (2, "2 jobs")):
@@ -70,7 +70,7 @@ def entries(rounds: int | None, *, full: bool = False) -> list[dict[str, Any]]:
 
 
 def entry(
-    unit: str, shape: dict[str, int | str], timing: str, parts: dict[str, list[Part]], measure: str
+    unit: str, shape: dict[str, int | str], timing: str, parts: dict[str, list[CampaignShare]], measure: str
 ) -> dict[str, Any]:
     """One entry of the result format; the ratio is to the first peer."""
     medians = {name: median(getattr(part, measure) for part in of) if of else None for name, of in parts.items()}
@@ -89,12 +89,12 @@ def entry(
     return {"name": NAME, "unit": unit, "shape": shape, "peers": peers}
 
 
-def bare_loop(seconds: float) -> Part:
+def bare_loop(seconds: float) -> CampaignShare:
     """The simulator alone."""
     return _measured(["-m", "specsim.fuzz.bare_loop", _SEED, str(seconds)], None)
 
 
-def campaign(jobs: int, seconds: float) -> Part:
+def campaign(jobs: int, seconds: float) -> CampaignShare:
     """A campaign, from its command to its end."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
@@ -103,7 +103,7 @@ def campaign(jobs: int, seconds: float) -> Part:
         return _measured([*command, "--budget-seconds", str(seconds), *places], told)
 
 
-def _measured(arguments: list[str], told: Path | None) -> Part:
+def _measured(arguments: list[str], told: Path | None) -> CampaignShare:
     """Run specsim in a process of its own that says how many events it made: in the file `told`, or as its output."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
@@ -120,4 +120,4 @@ def _measured(arguments: list[str], told: Path | None) -> Part:
     if process.returncode:
         raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}:\n{text}")
     events = json.loads(told.read_text(encoding="utf-8") if told else text)["events"]
-    return Part(events, seconds, usage.ru_utime + usage.ru_stime)
+    return CampaignShare(events, seconds, usage.ru_utime + usage.ru_stime)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.contracts.contract import Op
 from specsim.contracts.provider import MappingProvider, Subject
 from specsim.contracts.registry import OPS, REFERENCE
@@ -29,7 +29,7 @@ SECONDS = 2.0
 """A peer is timed for so long, and once through all its sizes at least."""
 
 
-class Spent(NamedTuple):
+class BulkSeconds(NamedTuple):
     """Seconds of `cases` cases in `launches`; the fewest and the most requests of a launch. `parts`: seconds a case, of
     each part, waited for.
     """
@@ -42,15 +42,15 @@ class Spent(NamedTuple):
     seconds: float
 
 
-def rows(device: str, rounds: int | None, full: bool = False) -> list[Row]:
+def rows(device: str, rounds: int | None, full: bool = False) -> list[BenchRow]:
     """Time greedy verification, with `full` every operation; `rounds` times through the sizes instead of SECONDS.
     A row's entry has nanoseconds a case, and what share of all each part is.
     """
     from specsim.kernels import provider as kernels
 
-    def row(provider: str, subject: Subject) -> Row:
+    def row(provider: str, subject: Subject) -> BenchRow:
         shape = {"op": subject.op, "provider": provider}
-        return Row(NAME, shape, lambda: [_entry(provider, OPS[subject.op], subject, device, rounds)])
+        return BenchRow(NAME, shape, lambda: [_entry(provider, OPS[subject.op], subject, device, rounds)])
 
     return [
         row(provider.name, subject)
@@ -78,7 +78,7 @@ def _peer(name: str, device: str, median: float, ratio: float) -> dict[str, Any]
     return {"name": name, "timing": timing, "median": median, "ratio": ratio, "not_run": None}
 
 
-def measure(op: Op, subject: Subject, place: bulk.Place, rounds: int | None) -> Spent:
+def measure(op: Op, subject: Subject, place: bulk.BulkPlace, rounds: int | None) -> BulkSeconds:
     """Time a subject on launches of all its sizes. Raises RuntimeError when a launch is wrong: that has no time."""
     clock = time.perf_counter if place.device == "cuda" else time.process_time
     launches = _one_of_each(op, subject, place)
@@ -96,11 +96,11 @@ def measure(op: Op, subject: Subject, place: bulk.Place, rounds: int | None) -> 
     seconds = clock() - start
     counts = [launch.count for launch in launches]
     by_case = {part: spent / sum(counts) for part, spent in parts.items()}
-    return Spent(sum(counts) * done, len(counts) * done, min(counts), max(counts), by_case, seconds)
+    return BulkSeconds(sum(counts) * done, len(counts) * done, min(counts), max(counts), by_case, seconds)
 
 
-def _one_of_each(op: Op, subject: Subject, place: bulk.Place) -> list[bulk.Launch]:
-    found: list[bulk.Launch] = []
+def _one_of_each(op: Op, subject: Subject, place: bulk.BulkPlace) -> list[bulk.BulkLaunch]:
+    found: list[bulk.BulkLaunch] = []
     for launch in bulk.launches(op, subject, place, SEED, 1 << 40):
         if found and launch.tape == found[0].tape:
             break
@@ -111,8 +111,8 @@ def _one_of_each(op: Op, subject: Subject, place: bulk.Place) -> list[bulk.Launc
 def _timed(
     op: Op,
     subject: Subject,
-    launch: bulk.Launch,
-    place: bulk.Place,
+    launch: bulk.BulkLaunch,
+    place: bulk.BulkPlace,
     parts: dict[str, float],
     clock: Callable[[], float],
 ) -> None:

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.deadline import TimeSpent
 from specsim.engines.registry import ENGINES
 from specsim.engines.target import Checkout, Release, parse_target
@@ -109,14 +109,14 @@ def rows_planted(
     schedules: int | None = None,
     is_over: Callable[[], bool] = lambda: False,
     only: Sequence[str] = (),
-) -> list[Row]:
+) -> list[BenchRow]:
     """Hunt the planted defects of each target, or `only` those, by its first schedules of seed 0. A row and an entry
     for each target: a peer a defect, `median` being the number of the schedule that found it. When the time `is_over`
     the defects that were not hunted say so.
     """
 
-    def row(target: str) -> Row:
-        return Row(PLANTED, {"target": target}, lambda: [_planted(target, schedules or SCHEDULES, is_over, only)])
+    def row(target: str) -> BenchRow:
+        return BenchRow(PLANTED, {"target": target}, lambda: [_planted(target, schedules or SCHEDULES, is_over, only)])
 
     return [row(target) for target in _named(PLANTED, targets)]
 
@@ -233,14 +233,14 @@ def rows_found(
     schedules: int | None = None,
     is_over: Callable[[], bool] = lambda: False,
     worker: str = "fake",
-) -> list[Row]:
+) -> list[BenchRow]:
     """Run the first schedules of each of SEEDS seeds on each target, with that worker. A row and an entry for each
     target: a peer a signature, with the `seeds` that show it, `median` being that of the first schedule that does in
     those. The shape has the seeds whose schedules all ran: those that had not when the time `is_over` are left out.
     """
 
-    def row(target: str) -> Row:
-        return Row(FOUND, {"target": target}, lambda: [_found(target, schedules or SCHEDULES, is_over, worker)])
+    def row(target: str) -> BenchRow:
+        return BenchRow(FOUND, {"target": target}, lambda: [_found(target, schedules or SCHEDULES, is_over, worker)])
 
     return [row(target) for target in _named(FOUND, targets)]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.choices.chooser import seeded
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.contracts.registry import OPS
@@ -47,15 +47,15 @@ ELEMENTS_MAX = 1 << 22
 """Elements of the tensors of a large case."""
 
 
-def rows(_device: str, rounds: int | None, full: bool = False, targets: Sequence[str] | None = None) -> list[Row]:
+def rows(_device: str, rounds: int | None, full: bool = False, targets: Sequence[str] | None = None) -> list[BenchRow]:
     """Time specsim's kernels, and the Triton kernels of `targets`: a row a kernel, with an entry for each number of
     programs and way; the ratio is how many times faster lockstep is.
     """
     from specsim.kernels import provider as kernels
 
-    def row(provider: str, subject: Subject) -> Row:
+    def row(provider: str, subject: Subject) -> BenchRow:
         shape = {"provider": provider, "kernel": subject.op}
-        return Row(NAME, shape, lambda: entries_of(provider, subject, rounds or ROUNDS, full=full))
+        return BenchRow(NAME, shape, lambda: entries_of(provider, subject, rounds or ROUNDS, full=full))
 
     providers = {"specsim": kernels()} | {text: _provider(text) for text in targets or ()}
     return [

@@ -201,7 +201,7 @@ def make_case(name: str, shape: Mapping[str, int], device: str) -> Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReferenceOutcome:
     """What the reference says of a case."""
 
     case: Case
@@ -209,7 +209,7 @@ class Outcome:
     defined: Tensors
 
 
-Elements = Callable[[Outcome], int]
+Elements = Callable[[ReferenceOutcome], int]
 
 
 def _count(*names: str) -> Elements:
@@ -220,7 +220,7 @@ def _count(*names: str) -> Elements:
 def _visited(rows_beside: int) -> Elements:
     """Rows of a distribution: one for each accepted draft, and of the target model's the one that the walk ends at."""
 
-    def elements(outcome: Outcome) -> int:
+    def elements(outcome: ReferenceOutcome) -> int:
         lens = outcome.expected.get("accept_token_num")
         accepted = int((outcome.expected["accept_lens"] - 1 if lens is None else lens).sum())
         return (accepted + rows_beside * outcome.case.sizes["bs"]) * outcome.case.sizes["vocab_size"]
@@ -228,7 +228,7 @@ def _visited(rows_beside: int) -> Elements:
     return elements
 
 
-def _attended(outcome: Outcome) -> int:
+def _attended(outcome: ReferenceOutcome) -> int:
     sizes = outcome.case.sizes
     return int(outcome.case.tensors["seq_lens"].sum()) + sizes["bs"] * sizes["topk"] * sizes["num_steps"]
 
@@ -264,7 +264,7 @@ TABLES = {
 ONLY_WRITTEN = {"apply_token_bitmask", "assign_req_to_token_pool", "write_req_to_token_pool"}
 
 
-def bytes_to_move(op: Op, outcome: Outcome) -> int:
+def bytes_to_move(op: Op, outcome: ReferenceOutcome) -> int:
     """Bytes that any implementation must read and write on this case."""
     total = 0
     for arg in op.tensor_args:
@@ -319,7 +319,7 @@ DEPENDENT_READS: Mapping[str, int] = {
 }
 
 
-def dependent_reads(op: Op, outcome: Outcome) -> int:
+def dependent_reads(op: Op, outcome: ReferenceOutcome) -> int:
     """Reads one after the other on the longest path of this case. A walk makes two at each level: links, then a row."""
     lens = outcome.expected.get("accept_token_num", outcome.expected.get("accept_lens"))
     return DEPENDENT_READS.get(op.name, 1) if lens is None else 2 * (1 + int(lens.max()))

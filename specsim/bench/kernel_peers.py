@@ -8,6 +8,7 @@ Buffers that an operation wants filled are filled in the call that is timed: spe
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +20,9 @@ from specsim.bench.kernel_cases import KERNELS, scalars
 from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.contracts.contract import Case, Op, Tensors
 from specsim.engines.packages import open_source
-from specsim.engines.registry import MAIN
+from specsim.engines.peers import LINKS, LiftedPeer
+from specsim.engines.registry import ENGINES, MAIN
 from specsim.engines.sgl_kernel import OPERATIONS, Launch
-from specsim.engines.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
 from specsim.engines.target import Checkout, Release, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache, open_cache
@@ -37,6 +38,7 @@ Prepare = Callable[[Case, Tensors], Call | NotRun]
 OURS = "specsim"
 CUDA_OPERATIONS = "sgl_kernel"
 PYTORCH = "PyTorch"
+THEIRS = importlib.import_module(ENGINES[MAIN].peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class KernelPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class Lifted:
+class LiftedPeers:
     """What releases and checkouts have: by operation, the implementations with the labels of those that share it; and
     what was looked for and not found, by operation and label.
     """
@@ -58,7 +60,7 @@ class Lifted:
     not_run: list[NotRun]
 
 
-def lift_all(targets: Sequence[str] | None) -> Lifted:
+def lift_all(targets: Sequence[str] | None) -> LiftedPeers:
     """Lift from `targets`, releases and checkouts; None stands for the releases that are compared with, as
     far as they are in the cache. Raises UsageError for a target that was named and cannot be read.
     """
@@ -66,7 +68,7 @@ def lift_all(targets: Sequence[str] | None) -> Lifted:
     found: dict[str, list[tuple[str, LiftedPeer]]] = {}
     missing: dict[str, list[tuple[str, str]]] = {}
     not_run: list[NotRun] = []
-    for text in targets if targets is not None else [f"{MAIN}=={release}" for release in PEER_RELEASES]:
+    for text in targets if targets is not None else [f"{MAIN}=={release}" for release in THEIRS.PEER_RELEASES]:
         try:
             source = _open(text, cache)
         except UsageError as error:
@@ -74,12 +76,12 @@ def lift_all(targets: Sequence[str] | None) -> Lifted:
                 raise
             not_run.append(NotRun(text, str(error)))
             continue
-        peers, absent = lifted_peers(source, cache)
+        peers, absent = THEIRS.lifted_peers(source, cache)
         for peer in peers:
             found.setdefault(peer.op, []).append((source.label, peer))
         for reason in absent:
             missing.setdefault(reason.what, []).append((source.label, reason.why))
-    return Lifted(found, missing, not_run)
+    return LiftedPeers(found, missing, not_run)
 
 
 def _open(text: str, cache: Cache) -> SourceTree:
@@ -89,7 +91,7 @@ def _open(text: str, cache: Cache) -> SourceTree:
     return open_source(target, cache)
 
 
-def peers_of(name: str, lifted: Lifted) -> list[KernelPeer]:
+def peers_of(name: str, lifted: LiftedPeers) -> list[KernelPeer]:
     """Everybody who has the operation, specsim's kernel first."""
     peers = [KernelPeer(OURS, partial(_prepare_ours, KERNELS[name]))]
     peers += [KernelPeer(labels, partial(_prepare_lifted, peer)) for labels, peer in shared(name, lifted)]
@@ -109,7 +111,7 @@ def peers_of(name: str, lifted: Lifted) -> list[KernelPeer]:
     return peers
 
 
-def shared(name: str, lifted: Lifted) -> list[tuple[str, LiftedPeer]]:
+def shared(name: str, lifted: LiftedPeers) -> list[tuple[str, LiftedPeer]]:
     """The different implementations of an operation, each with the labels of the releases that have it."""
     by_code: dict[str, tuple[list[str], LiftedPeer]] = {}
     for label, peer in lifted.peers.get(name, ()):
@@ -147,8 +149,8 @@ def _prepare_lifted(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | No
 
 
 def _prepare_lifted_layers(peer: LiftedPeer, _case: Case, tensors: Tensors) -> Call:
-    layers = layers_of(tensors["buffers"].unbind(0), tensors["buffers"].device)
-    return _writes(lambda: copy_layers(peer.value, layers, tensors["target"], tensors["source"]), tensors)
+    layers = THEIRS.layers_of(tensors["buffers"].unbind(0), tensors["buffers"].device)
+    return _writes(lambda: THEIRS.copy_layers(peer.value, layers, tensors["target"], tensors["source"]), tensors)
 
 
 def _prepare_tree_then_slots(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | NotRun:

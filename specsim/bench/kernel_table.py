@@ -24,16 +24,16 @@ import torch
 from specsim.bench import verify_step
 from specsim.bench.kernel_cases import (
     KERNELS,
-    Outcome,
+    ReferenceOutcome,
     bytes_to_move,
     dependent_reads,
     make_case,
     shapes,
 )
-from specsim.bench.kernel_peers import OURS, PYTORCH, KernelPeer, Lifted, lift_all, peers_of
+from specsim.bench.kernel_peers import OURS, PYTORCH, KernelPeer, LiftedPeers, lift_all, peers_of
 from specsim.bench.launches import count_launches
 from specsim.bench.measure import GRAPH_CALLS
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.contracts.contract import Op, Role, Tensors, differing
 from specsim.errors import UsageError
 from specsim.verdict import NotRun
@@ -55,7 +55,7 @@ def rows(
     full: bool = False,
     only: Sequence[str] = (),
     targets: Sequence[str] | None = None,
-) -> list[Row]:
+) -> list[BenchRow]:
     """Time everything, or `only` the operations and families that are named, beside the kernels of `targets` (as
     `lift_all` takes them). The first row has the ceilings, then comes one for each kernel and shape, whose ratios are
     to specsim's: above 1 is slower than it.
@@ -68,7 +68,7 @@ def rows(
     repeats = rounds or ROUNDS[device]
 
     @cache
-    def beside() -> tuple[Ceilings, Lifted]:
+    def beside() -> tuple[Ceilings, LiftedPeers]:
         from specsim.bench.ceilings import measure_ceilings
 
         return measure_ceilings(device, repeats), lift_all(targets)
@@ -95,9 +95,9 @@ def rows(
     if not only or verify_step.OPTION in only:
         shapes_of[verify_step.NAME] = [dict(shape) for shape in verify_step.SHAPES[device]]
     return [
-        Row(NAME, {"ceilings of": device}, ceilings),
+        BenchRow(NAME, {"ceilings of": device}, ceilings),
         *(
-            Row(NAME, {"kernel": name, **shape}, partial(entry, name, shape, number == 0))
+            BenchRow(NAME, {"kernel": name, **shape}, partial(entry, name, shape, number == 0))
             for name, of in shapes_of.items()
             for number, shape in enumerate(of)
         ),
@@ -158,13 +158,13 @@ def _entry(
     device: str,
     rounds: int,
     ceilings: Ceilings,
-    lifted: Lifted,
+    lifted: LiftedPeers,
     counts: bool,
 ) -> dict[str, Any]:
     op = KERNELS[name]
     case = make_case(name, shape, device)
     expected = op.expected(case)
-    outcome = Outcome(case, expected, op.defined(case, expected))
+    outcome = ReferenceOutcome(case, expected, op.defined(case, expected))
     num_bytes = bytes_to_move(op, outcome)
     copies = _copies(outcome, num_bytes) if device == "cuda" else 1
     peers = [_time(op, outcome, peer, device, rounds, copies, counts) for peer in peers_of(name, lifted)]
@@ -203,16 +203,18 @@ def _row(
     }
 
 
-def _step_entry(shape: dict[str, int], device: str, rounds: int, ceilings: Ceilings, lifted: Lifted) -> dict[str, Any]:
+def _step_entry(
+    shape: dict[str, int], device: str, rounds: int, ceilings: Ceilings, lifted: LiftedPeers
+) -> dict[str, Any]:
     """The whole step's row: bytes are those of the rows of logits that the walks reach, which outweigh the others."""
     step = verify_step.make_step(shape, device)
     walk = KERNELS["verify_logits_greedy"]
     reference = walk.expected(step.walked)
     expected = {name: reference[name] for name in verify_step.CHECKED}
-    outcome = Outcome(
+    outcome = ReferenceOutcome(
         step.walked, expected, {name: torch.ones_like(t, dtype=torch.bool) for name, t in expected.items()}
     )
-    whole = Outcome(step.walked, reference, walk.defined(step.walked, reference))
+    whole = ReferenceOutcome(step.walked, reference, walk.defined(step.walked, reference))
     peers = [_time(walk, outcome, peer, device, rounds, 1, True) for peer in verify_step.peers(step, lifted)]
     shape = {**shape, "topk": step.built.sizes["topk"]}
     return _row(verify_step.NAME, shape, bytes_to_move(walk, whole), dependent_reads(walk, whole), 1, ceilings, peers)
@@ -229,14 +231,14 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _copies(outcome: Outcome, num_bytes: int) -> int:
+def _copies(outcome: ReferenceOutcome, num_bytes: int) -> int:
     """How many sets of tensors the calls of a graph take turns with."""
     held = sum(t.nbytes for t in (*outcome.case.tensors.values(), *outcome.expected.values()))
     wanted = -(-CACHE_BYTES // max(1, num_bytes))
     return max(1, min(GRAPH_CALLS, wanted, COPIES_BYTES_MAX // max(1, held)))
 
 
-def _own_tensors(op: Op, outcome: Outcome, device: str, is_first: bool) -> Tensors:
+def _own_tensors(op: Op, outcome: ReferenceOutcome, device: str, is_first: bool) -> Tensors:
     """What one call works on: inputs of its own, but for the first, and outputs that hold nothing that is right."""
     tensors = {name: tensor if is_first else tensor.clone() for name, tensor in outcome.case.tensors.items()}
     for arg in op.outputs:
@@ -246,7 +248,7 @@ def _own_tensors(op: Op, outcome: Outcome, device: str, is_first: bool) -> Tenso
 
 
 def _time(
-    op: Op, outcome: Outcome, peer: KernelPeer, device: str, rounds: int, copies: int, counts: bool
+    op: Op, outcome: ReferenceOutcome, peer: KernelPeer, device: str, rounds: int, copies: int, counts: bool
 ) -> dict[str, Any]:
     """One peer's entry. Whatever goes wrong with it is its own reason, and the others go on."""
     from specsim.bench.ceilings import time_calls
@@ -276,7 +278,7 @@ def _time(
     return _peer(peer.name, median, timing=timing, launches=launches)
 
 
-def _wrong(op: Op, outcome: Outcome, results: Tensors) -> str | None:
+def _wrong(op: Op, outcome: ReferenceOutcome, results: Tensors) -> str | None:
     """Why a first call's result does not count, None if it is right. It may leave out outputs."""
     for name, mask in outcome.defined.items():
         if name not in results:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """`measure` returns entries of "benchmarks" in the result format; `name` and `shape` are of the benchmark."""
 
     name: str

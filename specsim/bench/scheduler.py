@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from specsim.world.forks import Wanted
+    from specsim.world.forks import WantedSchedule
 
 NAME = "scheduler"
 SCHEDULES = 100
@@ -40,7 +40,7 @@ class Cost(NamedTuple):
     page_faults: int
 
 
-class Spent(NamedTuple):
+class SchedulerSeconds(NamedTuple):
     """Of one target: CPU seconds until its scheduler is imported, those of each setup's start, and its schedules."""
 
     import_seconds: float
@@ -48,7 +48,7 @@ class Spent(NamedTuple):
     costs: list[Cost]
 
 
-MEASURES: dict[str, Callable[[Spent], float]] = {
+MEASURES: dict[str, Callable[[SchedulerSeconds], float]] = {
     "schedules/CPU s": lambda spent: len(spent.costs) / sum(cost.cpu_seconds for cost in spent.costs),
     "iterations/CPU s": lambda spent: (
         sum(cost.iterations for cost in spent.costs) / sum(cost.cpu_seconds for cost in spent.costs)
@@ -70,7 +70,7 @@ def rows(
     targets: Sequence[str] | None = None,
     schedules: int | None = None,
     worker: str = "fake",
-) -> list[Row]:
+) -> list[BenchRow]:
     """Measure the default schedules of seed 0 with that worker, each `rounds` times: the least CPU time counts. One
     row, with an entry for each measure; the ratio is to the first target.
     """
@@ -83,7 +83,7 @@ def rows(
         values = {unit: {target: measure(of) for target, of in spent.items()} for unit, measure in MEASURES.items()}
         return [entry(unit, shape, of) for unit, of in values.items()]
 
-    return [Row(NAME, {"targets": ", ".join(targets), **shape}, measure_all)]
+    return [BenchRow(NAME, {"targets": ", ".join(targets), **shape}, measure_all)]
 
 
 def entry(unit: str, shape: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _line(costs: Sequence[Cost]) -> tuple[float, float]:
     return fit.slope, fit.intercept
 
 
-def _asked(question: dict[str, Any]) -> Spent:
+def _asked(question: dict[str, Any]) -> SchedulerSeconds:
     ended = subprocess.run(
         [sys.executable, "-m", "specsim.bench.scheduler"],
         input=json.dumps(question),
@@ -113,10 +113,10 @@ def _asked(question: dict[str, Any]) -> Spent:
     if ended.returncode:
         raise RuntimeError(f"measuring {question} ended with {ended.returncode}:\n{ended.stderr}")
     seconds, starts, costs = json.loads(ended.stdout)
-    return Spent(seconds, starts, [Cost(*cost) for cost in costs])
+    return SchedulerSeconds(seconds, starts, [Cost(*cost) for cost in costs])
 
 
-def measure(target: str, worker: str, schedules: int, rounds: int) -> Spent:
+def measure(target: str, worker: str, schedules: int, rounds: int) -> SchedulerSeconds:
     """Import a target's scheduler into this process, and run schedules of each setup in turns."""
     from specsim.engines.load import load_scheduler
     from specsim.engines.target import parse_target
@@ -129,7 +129,7 @@ def measure(target: str, worker: str, schedules: int, rounds: int) -> Spent:
     if isinstance(scheduler, NotRun):
         raise UsageError(f"the scheduler of {target} is not run: {scheduler.why}", "name another target")
     freeze()
-    spent = Spent(time.process_time(), [], [])
+    spent = SchedulerSeconds(time.process_time(), [], [])
     rows = len(rows_of(scheduler.setups, worker))
     for number in range(min(rows, schedules)):
         reader, writer = os.pipe()
@@ -170,7 +170,7 @@ def _measured(scheduler: Any, worker: str, indices: Sequence[int], rounds: int) 
     ]
 
 
-def _run(started: Any, setups: Sequence[Any], schedule: Wanted) -> tuple[int, int]:
+def _run(started: Any, setups: Sequence[Any], schedule: WantedSchedule) -> tuple[int, int]:
     """The iterations and the requests of a schedule."""
     from specsim.rules.table import CHECKS
     from specsim.world.schedule import run_schedule
@@ -181,7 +181,7 @@ def _run(started: Any, setups: Sequence[Any], schedule: Wanted) -> tuple[int, in
     return record.iterations, record.requests
 
 
-def _cost_with_start(scheduler: Any, schedule: Wanted) -> Cost:
+def _cost_with_start(scheduler: Any, schedule: WantedSchedule) -> Cost:
     began, faults = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     started = scheduler.start(schedule.setup(scheduler.setups))
     iterations, requests = _run(started, scheduler.setups, schedule)
@@ -189,7 +189,7 @@ def _cost_with_start(scheduler: Any, schedule: Wanted) -> Cost:
     return Cost(iterations, requests, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 
 
-def _cost(started: Any, setups: Sequence[Any], schedule: Wanted) -> Cost:
+def _cost(started: Any, setups: Sequence[Any], schedule: WantedSchedule) -> Cost:
     """In a fork."""
     began = time.process_time()
     reader, writer = os.pipe()

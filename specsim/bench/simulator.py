@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.bench.throughput import CURVE, CURVE_FULL, REQUESTS, ROUNDS, SHAPES
 from specsim.compiled.build import find_build
 from specsim.compiled.finder import SWITCH
@@ -21,13 +21,13 @@ SCOPE = "three-requests"
 STATES = 100_000
 
 
-def rows(_device: str, rounds: int | None, full: bool = False) -> list[Row]:
+def rows(_device: str, rounds: int | None, full: bool = False) -> list[BenchRow]:
     """Time everything, with `full` the whole curve and a million states. A row has an entry for each unit: the ratio is
     to the simulator in Python, and above 1 is more.
     """
 
-    def row(shape: dict[str, int | str], measure: str, *arguments: object) -> Row:
-        return Row(NAME, shape, lambda: compared(shape, measure, *arguments))
+    def row(shape: dict[str, int | str], measure: str, *arguments: object) -> BenchRow:
+        return BenchRow(NAME, shape, lambda: compared(shape, measure, *arguments))
 
     return [
         *(row({"requests": REQUESTS, **shape}, "schedules", shape, rounds or ROUNDS) for shape in SHAPES),

@@ -79,8 +79,8 @@ def _prepare_triton(variant: str, case: Case, tensors: Tensors) -> Callable[[], 
     if tensors["logits"].device.type == "cpu":
         return NotRun("triton", "on a CPU Triton interprets its kernels, which says nothing about their speed")
     from specsim.kernels import verify_logits_greedy
-    from specsim.kernels.verify import Tree
-    from specsim.kernels.verify_logits import Step, launch_verify_logits_greedy, num_sms_of, variant_plan
+    from specsim.kernels.verify import TreeTensors
+    from specsim.kernels.verify_logits import StepTensors, launch_verify_logits_greedy, num_sms_of, variant_plan
 
     named = {arg.name: tensors[arg.name] for arg in OP.tensor_args}
     logits, *rest = named.values()
@@ -92,7 +92,7 @@ def _prepare_triton(variant: str, case: Case, tensors: Tensors) -> Callable[[], 
         if variant == "picked":
             verify_logits_greedy(**named, num_steps=num_steps)
         else:
-            launch_verify_logits_greedy(plan, logits, Tree(*rest[:4]), Step(*rest[4:]), num_steps)
+            launch_verify_logits_greedy(plan, logits, TreeTensors(*rest[:4]), StepTensors(*rest[4:]), num_steps)
         return tensors
 
     return call

@@ -19,7 +19,7 @@ import torch
 
 from specsim.bench import verify_logits_greedy
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing, run_shape
-from specsim.bench.rows import Row
+from specsim.bench.rows import BenchRow
 from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.contracts.contract import Case, Tensors
 from specsim.contracts.logits import TOP_K_ALL
@@ -217,7 +217,7 @@ BENCHMARK = Benchmark(
 )
 
 
-def rows(device: str, rounds: int | None, _full: bool) -> list[Row]:
+def rows(device: str, rounds: int | None, _full: bool) -> list[BenchRow]:
     """Times, and on a GPU the peak of memory, for every shape."""
 
     def measure(shape: Shape) -> list[dict[str, Any]]:
@@ -227,7 +227,7 @@ def rows(device: str, rounds: int | None, _full: bool) -> list[Row]:
             entries.append({**named, "unit": "MB", "peers": _memory_of(shape)})
         return entries
 
-    return [Row(NAME, shape, partial(measure, shape)) for shape in SHAPES[device]]
+    return [BenchRow(NAME, shape, partial(measure, shape)) for shape in SHAPES[device]]
 
 
 def _memory_of(shape: Shape) -> list[dict[str, Any]]:

@@ -19,10 +19,10 @@ import torch
 
 from specsim.bench import verify_logits_greedy
 from specsim.bench.kernel_cases import KERNELS, make_case
-from specsim.bench.kernel_peers import OURS, Call, KernelPeer, Lifted
+from specsim.bench.kernel_peers import OURS, THEIRS, Call, KernelPeer, LiftedPeers
 from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.contracts.contract import Case, Tensors
-from specsim.engines.sglang.peers import LINKS, LiftedPeer, copy_layers, layers_of
+from specsim.engines.peers import LINKS, LiftedPeer
 from specsim.verdict import NotRun
 
 NAME = "verify step"
@@ -38,7 +38,7 @@ CHECKED = ("new_seq_lens", "bonus_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VerifyStep:
     """The tensors of a step. `built` is the tree that is built, `walked` another one of the same shape, of which two
     drafts are accepted.
     """
@@ -50,7 +50,7 @@ class Step:
     is_chain: bool
 
 
-def make_step(shape: Mapping[str, int], device: str) -> Step:
+def make_step(shape: Mapping[str, int], device: str) -> VerifyStep:
     logits = {**shape, "accepted": ACCEPTED, "logit_bits": 32}
     walked = verify_logits_greedy.make_case(logits, device)
     bs, ndt, width = shape["bs"], shape["num_draft_tokens"], walked.sizes["accept_width"]
@@ -84,10 +84,10 @@ def make_step(shape: Mapping[str, int], device: str) -> Step:
     }
     layers = LAYERS if device == "cuda" else 2
     pool = torch.zeros((0 if is_chain else layers, num_slots, ROW_BYTES), dtype=torch.uint8, device=device)
-    return Step(built, walked, tensors, list(pool), is_chain)
+    return VerifyStep(built, walked, tensors, list(pool), is_chain)
 
 
-def peers(step: Step, lifted: Lifted) -> list[KernelPeer]:
+def peers(step: VerifyStep, lifted: LiftedPeers) -> list[KernelPeer]:
     """specsim, and the pipeline of each release whose kernels differ from those of the ones before."""
     found = [KernelPeer(OURS, lambda _case, _tensors: _ours(step))]
     seen: dict[tuple[str, ...], list[str]] = {}
@@ -109,7 +109,7 @@ def peers(step: Step, lifted: Lifted) -> list[KernelPeer]:
     ]
 
 
-def _ours(step: Step) -> Call:
+def _ours(step: VerifyStep) -> Call:
     from specsim import kernels
 
     t, sizes = step.tensors, step.walked.sizes
@@ -147,7 +147,9 @@ def _ours(step: Step) -> Call:
     return run
 
 
-def _operations(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]) -> tuple[Any, Any] | NotRun:
+def _operations(
+    step: VerifyStep, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]
+) -> tuple[Any, Any] | NotRun:
     """The CUDA operations that build a tree and walk it, or what is missing."""
     absent = [op for op in needed if op not in kernels]
     if absent:
@@ -157,7 +159,7 @@ def _operations(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str
     return next((found for found in (build, walk) if isinstance(found, NotRun)), (build, walk))
 
 
-def _walked(step: Step, walk: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _walked(step: VerifyStep, walk: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """predicts, accept_index and accept_lens: five launches."""
     t, sizes = step.tensors, step.walked.sizes
     bs, ndt = t["candidates"].shape
@@ -170,7 +172,7 @@ def _walked(step: Step, walk: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return predicts, accept_index, accepted + 1
 
 
-def _short(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]) -> Call | NotRun:
+def _short(step: VerifyStep, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]) -> Call | NotRun:
     operations = _operations(step, kernels, needed)
     if isinstance(operations, NotRun):
         return operations
@@ -188,7 +190,7 @@ def _short(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...
     return run
 
 
-def _long(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]) -> Call | NotRun:
+def _long(step: VerifyStep, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]) -> Call | NotRun:
     operations = _operations(step, kernels, needed)
     if isinstance(operations, NotRun):
         return operations
@@ -202,7 +204,7 @@ def _long(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]
     # What a release without a kernel for chains builds is the same tree from lists of parents.
     parents = t.get("tree parent_list", torch.arange(-1, ndt - 2, device=device).repeat(bs, 1))
     selected = t.get("tree selected_index", torch.arange(ndt - 1, device=device).repeat(bs, 1))
-    layers = layers_of(step.buffers, device)
+    layers = THEIRS.layers_of(step.buffers, device)
 
     def run() -> Tensors:
         torch.cat((t["bonus"][:, None], t["drafts"]), dim=1)
@@ -225,7 +227,7 @@ def _long(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]
             find[(bs,)](rows, table, lens, ends + 1, moved_to, table.shape[1], upper)
             collect = kernels["fill_accept_out_cache_loc"].value
             collect[(bs * width,)](accept_index, t["out_cache_loc"], moved_from, 1 << (bs * width - 1).bit_length())
-            copy_layers(kernels["move_kv"].value, layers, moved_to, moved_from)
+            THEIRS.copy_layers(kernels["move_kv"].value, layers, moved_to, moved_from)
             is_node = accept_index >= 0
             node = torch.where(is_node, accept_index, 0)
             compacted = predicts.clone()

@@ -45,7 +45,7 @@ def bisect(
     """
     from specsim import replay_file
     from specsim.findings.bisect import command
-    from specsim.findings.bisect.verdicts import Limits
+    from specsim.findings.bisect.verdicts import AskLimits
     from specsim.lifting.cache import open_cache
 
     for option, value in (("--good", good), ("--bad", bad)):
@@ -53,7 +53,7 @@ def bisect(
             raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
     cache = open_cache(cache_dir)
     question = command.question_of(
-        file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
+        file, rule, only, AskLimits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
     )
     if file is not None:
         note_stale(file, replay_file.load(file))

@@ -15,11 +15,11 @@ import typer
 from specsim.commands.pages import free_name
 from specsim.errors import UsageError
 from specsim.files import attempt, is_nested_too_deeply, save_json, save_text, write_text
-from specsim.fuzz.merged import Known, Merged, Reached, merged
+from specsim.fuzz.merged import FirstReached, Known, Merged, merged
 from specsim.replay_file import command
-from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
-from specsim.report.page.charts import Chart, Line, Mark, span
-from specsim.report.page.index import Table
+from specsim.report.campaign import CampaignCell, CampaignMatrix, CampaignPage, Card, Tile, page_of
+from specsim.report.page.charts import Chart, ChartLine, Mark, span
+from specsim.report.page.index import IndexTable
 from specsim.tiers.registry import rule_label
 from specsim.verdict import Severity
 
@@ -74,13 +74,13 @@ def replay_names(findings: Iterable[Known]) -> dict[tuple[str, str], list[str]]:
     return names
 
 
-def shown(found: Merged, html: Path, names: Names) -> Page:
+def shown(found: Merged, html: Path, names: Names) -> CampaignPage:
     """What the page says."""
     import specsim
 
     batches = found.batches
     period = f"{_clock(batches[0].at)} to {_clock(batches[-1].at)}, " if batches else ""
-    return Page(
+    return CampaignPage(
         headline=_headline(found),
         where=f"{period}{', '.join(found.stores)}",
         tiles=_tiles(found),
@@ -177,17 +177,17 @@ def _charts(found: Merged) -> list[Chart]:
         return []
     start = found.batches[0].at - max(0.0, found.batches[0].seconds)
 
-    def over_time(name: str, moments: Iterable[tuple[float, float]]) -> Line:
+    def over_time(name: str, moments: Iterable[tuple[float, float]]) -> ChartLine:
         total, points = 0.0, {0.0: 0.0}
         for at, count in moments:
             total += count
             points[at - start] = total
-        return Line(name, list(points.items()))
+        return ChartLine(name, list(points.items()))
 
     targets = sorted({batch.target for batch in found.batches})
     named = targets if 1 < len(targets) <= LINES_MAX else []
 
-    def by_target(value: Callable[[StoredBatch], int]) -> list[Line]:
+    def by_target(value: Callable[[StoredBatch], int]) -> list[ChartLine]:
         return [
             over_time("all" if named else "runs" if value is _runs else "events", _moments(found.batches, value)),
             *(over_time(name, _moments([b for b in found.batches if b.target == name], value)) for name in named),
@@ -280,7 +280,7 @@ def _row(name: str, total: Sum) -> list[str | tuple[str, str]]:
 _COLUMNS = ["batches", "runs", "events", "CPU time", "events a CPU second", "first to reach", "first to find"]
 
 
-def _targets(found: Merged) -> Table | None:
+def _targets(found: Merged) -> IndexTable | None:
     rows: list[list[str | tuple[str, str]]] = []
     for name, total in sums(found, lambda batch: f"{batch.target}\n{batch.tier}").items():
         target, _, tier = name.rpartition("\n")
@@ -295,19 +295,21 @@ def _targets(found: Merged) -> Table | None:
     if not rows:
         return None
     columns = ["target", "tier", "version", *_COLUMNS[:5], "not checked", "findings"]
-    return Table("Targets", "A version is the target's own, or the beginning of a hash of its code.", columns, rows)
+    return IndexTable(
+        "Targets", "A version is the target's own, or the beginning of a hash of its code.", columns, rows
+    )
 
 
-def _families(found: Merged) -> Table | None:
+def _families(found: Merged) -> IndexTable | None:
     rows = [_row(name, total) for name, total in sums(found, lambda batch: batch.family).items() if name]
     note = (
         "First to reach, and to find, is who came first in this campaign: a family with more weight comes first more "
         "often."
     )
-    return Table("Scenario families", note, ["family", *_COLUMNS], rows) if rows else None
+    return IndexTable("Scenario families", note, ["family", *_COLUMNS], rows) if rows else None
 
 
-def _troubles(found: Merged) -> Table | None:
+def _troubles(found: Merged) -> IndexTable | None:
     """What was not checked, by its reason, and how processes ended that did not come to their end."""
     reasons: Counter[tuple[str, str]] = Counter()
     for batch in found.batches:
@@ -318,13 +320,13 @@ def _troubles(found: Merged) -> Table | None:
         [target, reason, _number(f"{count:,}")] for (target, reason), count in sorted(reasons.items())
     ]
     note = "A process that ended early costs one run: its batch goes on in another one."
-    return Table("Not checked", note, ["target", "why", "runs"], rows) if rows else None
+    return IndexTable("Not checked", note, ["target", "why", "runs"], rows) if rows else None
 
 
 # What was reached
 
 
-def _matrices(found: Merged) -> list[Matrix]:
+def _matrices(found: Merged) -> list[CampaignMatrix]:
     from specsim.engine.marks import MARKS
     from specsim.engine.rules.table import CONDITIONAL
 
@@ -347,7 +349,7 @@ def _matrices(found: Merged) -> list[Matrix]:
         holes += [f"rule: {rule_label('accounting', rule)}" for rule in conditional if f"rule:{rule}" not in features]
         missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
         title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
-        matrices.append(Matrix(title, "state", events, rows, holes, is_open=target == targets[0]))
+        matrices.append(CampaignMatrix(title, "state", events, rows, holes, is_open=target == targets[0]))
     return matrices
 
 
@@ -365,7 +367,7 @@ def pairs_of_the_model(schedules: int) -> set[tuple[str, str]]:
     return found
 
 
-def _pairs(features: Mapping[str, Reached]) -> dict[tuple[str, str], dict[str, int]]:
+def _pairs(features: Mapping[str, FirstReached]) -> dict[tuple[str, str], dict[str, int]]:
     """(state, event) -> outcome -> runs. A state has the launches in flight, and whether the request was aborted."""
     found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for name, reached in features.items():
@@ -384,12 +386,12 @@ def _order_of_life(state: str) -> tuple[int, str]:
     return (_LIFE.index(name) if name in _LIFE else len(_LIFE)), state
 
 
-def _cell(outcomes: Mapping[str, int] | None, is_elsewhere: bool, state: str, event: str) -> Cell:
+def _cell(outcomes: Mapping[str, int] | None, is_elsewhere: bool, state: str, event: str) -> CampaignCell:
     if outcomes is None:
-        return Cell(0, is_elsewhere, f"{event} of a request that is {state}" if is_elsewhere else "")
+        return CampaignCell(0, is_elsewhere, f"{event} of a request that is {state}" if is_elsewhere else "")
     runs = max(outcomes.values())  # a run that reached two outcomes is in both
     several = ", ".join(f"{outcome or 'no outcome'}: {count:,} runs" for outcome, count in sorted(outcomes.items()))
-    return Cell(runs, False, f"{event} of a request that is {state}; {several}")
+    return CampaignCell(runs, False, f"{event} of a request that is {state}; {several}")
 
 
 _PAIR = re.compile(r"\S+ \d{1,9} \S+ \S+ .*")  # another is not of this version

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specsim.fuzz.campaign import Pool
+    from specsim.fuzz.campaign import BatchPool
 
 
 def pool_of(
@@ -20,7 +20,7 @@ def pool_of(
     nodes_cache: Path | None,
     hang_seconds: float,
     say: Callable[[str], None],
-) -> Pool:
+) -> BatchPool:
     """The pool, closed with the stack. With `ray`, the address of a cluster, workers of this machine run what the
     cluster does not, and, when they are to work `beside` it, from the start; `nodes_cache` is the folder of wheels on
     its nodes. UsageError when there is no such cluster.

@@ -37,12 +37,12 @@ from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, P
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
-    from specsim.fuzz.batches import Plan
-    from specsim.fuzz.campaign import Outcome, Pool
+    from specsim.fuzz.batches import BatchPlan
+    from specsim.fuzz.campaign import BatchPool, CampaignOutcome
     from specsim.fuzz.store import Store, StoredFinding
     from specsim.fuzz.work import BatchResult
     from specsim.lifting.cache import Cache
-    from specsim.report.live import Line
+    from specsim.report.live import LiveLine
 
 FORMAT = "specsim.fuzz/2"
 DEFAULT_STORE = Path(".specsim/campaign.db")
@@ -166,7 +166,7 @@ def _seed(text: str | None, nightly: bool) -> int | None:
     return parse_seed(commit)
 
 
-def _stored_plan(store: Store) -> Plan | None:
+def _stored_plan(store: Store) -> BatchPlan | None:
     from specsim.fuzz.batches import plan_from_json
 
     text = store.meta().get("plan", "")
@@ -178,11 +178,11 @@ def _plan(
     families: Sequence[str] | None,
     only: str | None,
     campaign: int,
-    before: Plan | None,
-) -> Plan:
+    before: BatchPlan | None,
+) -> BatchPlan:
     """What is asked for; what is not said is as it was `before`."""
     from specsim.engines.ranges import expand_targets
-    from specsim.fuzz.batches import Plan, family_weights, lots_of
+    from specsim.fuzz.batches import BatchPlan, family_weights, lots_of
 
     lots = before.lots if before and not targets and not only else None
     if lots is None:
@@ -191,7 +191,7 @@ def _plan(
         lots = lots_of({one.text: [tier for tier in _tiers_of(one) if only in (None, tier)] for one in parsed})
     if not lots:
         raise UsageError(f"--only {only}: none of the targets has that tier", f"give one of {', '.join(sorted(TIERS))}")
-    return Plan(
+    return BatchPlan(
         campaign,
         lots,
         before.families if before and not families else family_weights(families or ()),
@@ -202,7 +202,7 @@ def _tiers_of(target: Target) -> tuple[str, ...]:
     return tuple(sorted(name for name, tier in TIERS.items() if tier.has_batches(target)))
 
 
-def _available(plan: Plan, cache: Cache) -> tuple[Plan, dict[str, str]]:
+def _available(plan: BatchPlan, cache: Cache) -> tuple[BatchPlan, dict[str, str]]:
     """The plan without the targets that are not there, and why each is not. UsageError when none is."""
     from specsim.engines.load import prepare
     from specsim.engines.target import parse_target
@@ -228,7 +228,7 @@ class _Campaign:
     def __init__(
         self,
         store: Store,
-        plan: Plan,
+        plan: BatchPlan,
         shard: int,
         jobs: int,
         seconds: float,
@@ -284,7 +284,7 @@ class _Campaign:
                 line.say(f"specsim: {text} is left out ({why}).")
             self._ask_other_versions(line, until)
 
-            def on_result(result: BatchResult, outcome: Outcome) -> None:
+            def on_result(result: BatchResult, outcome: CampaignOutcome) -> None:
                 self._show(result, outcome, line)
                 for watcher in [*watchers]:
                     try:
@@ -318,15 +318,15 @@ class _Campaign:
         first, *rest = self._plan.targets
         return f"{first} and {len(rest)} more" if rest else first
 
-    def _ask_other_versions(self, line: Line, until: float) -> None:
+    def _ask_other_versions(self, line: LiveLine, until: float) -> None:
         """Run the findings of other versions again on those of this campaign."""
         from specsim import interrupts
         from specsim.engines.target import parse_target
-        from specsim.findings.bisect.verdicts import Limits
+        from specsim.findings.bisect.verdicts import AskLimits
         from specsim.fuzz.rerun import run_again
         from specsim.fuzz.versions import version_of
 
-        limits = Limits(self._cache.folder, self._out, hang_seconds=self._hang_seconds)
+        limits = AskLimits(self._cache.folder, self._out, hang_seconds=self._hang_seconds)
         no_later = min(until, time.monotonic() + self._seconds * RERUN_SHARE)
         for text in self._plan.targets:
             version = version_of(parse_target(text), self._cache)
@@ -343,7 +343,7 @@ class _Campaign:
             with suppress(TimeSpent), Deadline(no_later).enforced():
                 run_again(self._store, text, version, limits, goes_on, tell)
 
-    def _show(self, result: BatchResult, outcome: Outcome, line: Line) -> None:
+    def _show(self, result: BatchResult, outcome: CampaignOutcome, line: LiveLine) -> None:
         from specsim.engine.marks import MARKS
 
         progress = line.progress
@@ -400,7 +400,7 @@ class _Campaign:
                     with suppress(UsageError):  # the disk is full, as was said
                         self._write_file(batch.target, found.signature, found.replay)
 
-    def _print(self, outcome: Outcome, missed: Sequence[str], interrupted: bool) -> None:
+    def _print(self, outcome: CampaignOutcome, missed: Sequence[str], interrupted: bool) -> None:
         runs, events, cpu_seconds = self._store.totals()
         took = time.monotonic() - self._started
         typer.echo(
@@ -427,7 +427,7 @@ class _Campaign:
         if interrupted:
             typer.echo(f"specsim: interrupted; specsim fuzz --resume{self._stored()} goes on.", err=True)
 
-    def _to_json(self, outcome: Outcome, missed: Sequence[str], interrupted: bool, code: int) -> dict[str, Any]:
+    def _to_json(self, outcome: CampaignOutcome, missed: Sequence[str], interrupted: bool, code: int) -> dict[str, Any]:
         from dataclasses import asdict
 
         runs, events, cpu_seconds = self._store.totals()
@@ -455,7 +455,7 @@ class _Campaign:
         }
 
 
-def _exit_code(outcome: Outcome, missed: Sequence[str], interrupted: bool) -> int:
+def _exit_code(outcome: CampaignOutcome, missed: Sequence[str], interrupted: bool) -> int:
     if outcome.new or missed:
         return FINDING
     if outcome.problem is not None:
@@ -474,7 +474,7 @@ def _missed_canaries() -> list[str]:
     return [hunted.mutant.id for hunted in sing() if not hunted.found]
 
 
-def _watchers(stack: ExitStack, store: Store, pool: Pool, metrics_port: int | None, line: Line) -> list[Any]:
+def _watchers(stack: ExitStack, store: Store, pool: BatchPool, metrics_port: int | None, line: LiveLine) -> list[Any]:
     """What is told of each result beside the live line: functions of one."""
     found: list[Any] = []
     now = time.time()

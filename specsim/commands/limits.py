@@ -18,7 +18,7 @@ DEFAULT_SCHEDULES = 500
 CI_CASES, CI_SCHEDULES, CI_ATTEMPTS = 40, 200, 100
 
 
-class Limits(NamedTuple):
+class CommandLimits(NamedTuple):
     """`seconds` of wall time, infinity for none; counts as `specsim check` has them."""
 
     seconds: float
@@ -29,19 +29,19 @@ class Limits(NamedTuple):
 
 def limits_of(
     ci: bool, seconds: float | None, seed: str, cases: int | None, schedules: int | None, attempts: int | None
-) -> Limits:
+) -> CommandLimits:
     """What the options of a check ask for; None for one that was not given."""
     if not ci:
         counted = any(count is not None for count in (cases, schedules, attempts))
         default = math.inf if counted else DEFAULT_SECONDS
-        return Limits(
+        return CommandLimits(
             default if seconds is None else seconds, cases or DEFAULT_CASES, schedules or DEFAULT_SCHEDULES, attempts
         )
     if seconds is not None:
         raise UsageError("--ci with --budget-seconds", "--ci ends by counts: --cases, --schedules, --attempts")
     if seed != "0":
         raise UsageError(f"--ci with --seed {seed}", "--ci has a fixed seed, so that a new commit changes no verdict")
-    return Limits(
+    return CommandLimits(
         math.inf,
         cases or CI_CASES,
         schedules or CI_SCHEDULES,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specsim.engines.target import Target
 
 
-class Row(msgspec.Struct, frozen=True):
+class LosslessRow(msgspec.Struct, frozen=True):
     """One target with one kind of drafts: how many outcomes, and how far they are off in total variation, a fraction;
     or why this is not known, of what the target raises (`failed`) or what keeps it from being run (`not_run`).
     """
@@ -85,12 +85,12 @@ def lossless(
         if mutant:
             find(mutant, planted_into(each))
     deadline = Deadline.after(budget_seconds)
-    rows: list[Row] = []
+    rows: list[LosslessRow] = []
     cache = open_cache(cache_dir).folder
     for each in chosen:
         for kind in [drafts] if drafts else DRAFTS:
             if deadline.is_over:
-                rows.append(Row(each.text, kind, not_run=SPENT))
+                rows.append(LosslessRow(each.text, kind, not_run=SPENT))
                 continue
             rows.append(_weighed(each.text, kind, beyond_guards, mutant, cache, hang_seconds))
     data: dict[str, Any] = {"beyond_guards": beyond_guards, "mutant": mutant, "rows": msgspec.to_builtins(rows)}
@@ -114,7 +114,9 @@ def _require_engine(target: Target) -> None:
         raise UsageError(f"{target.text} has no worker to run", "name a release or a checkout of an engine")
 
 
-def _weighed(target: str, drafts: str, beyond_guards: bool, mutant: str, cache: Path, hang_seconds: float) -> Row:
+def _weighed(
+    target: str, drafts: str, beyond_guards: bool, mutant: str, cache: Path, hang_seconds: float
+) -> LosslessRow:
     from specsim.isolation.conversation import ChildEnded
     from specsim.report.live import live
     from specsim.tiers.messages import At, End, Request, Weigh, Weighed
@@ -139,9 +141,9 @@ def _weighed(target: str, drafts: str, beyond_guards: bool, mutant: str, cache: 
                 if isinstance(message, At):
                     line.part_done(message.count, 0)
                 elif isinstance(message, End):
-                    return Row(target, drafts, not_run=message.not_run[0].why)
+                    return LosslessRow(target, drafts, not_run=message.not_run[0].why)
                 elif isinstance(message, Weighed):
-                    return Row(target, drafts, message.outcomes, message.off, message.why)
+                    return LosslessRow(target, drafts, message.outcomes, message.off, message.why)
         except ChildEnded as ended:
-            return Row(target, drafts, failed=ended.text)
-    return Row(target, drafts, failed="it gives no answer")
+            return LosslessRow(target, drafts, failed=ended.text)
+    return LosslessRow(target, drafts, failed="it gives no answer")

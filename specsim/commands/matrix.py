@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import shlex
 from collections.abc import Mapping
@@ -99,14 +100,13 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     """What lifts of each target; 1 when a maintainer has to add something."""
     from specsim.engines.packages import open_source
     from specsim.engines.ranges import expand_targets
-    from specsim.engines.registry import MAIN
-    from specsim.engines.sglang import known
+    from specsim.engines.registry import ENGINES, MAIN
     from specsim.engines.target import Checkout, Release
     from specsim.files import save_json
     from specsim.lifting.cache import open_cache
     from specsim.report.terminal import print_survey
 
-    cache, chosen = open_cache(cache_dir), expand_targets(texts)
+    cache, chosen, known = open_cache(cache_dir), expand_targets(texts), importlib.import_module(ENGINES[MAIN].known)
     others = [one.text for one in chosen if not isinstance(one, Release)]
     if write is not None and others:
         raise UsageError(f"--write with {others[0]}", "the data file is of releases: name those alone")

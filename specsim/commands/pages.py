@@ -23,7 +23,7 @@ from specsim.verdict import FORMAT, Severity
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
     from specsim.report.page.index import Entry
-    from specsim.tiers.tier import Outcome
+    from specsim.tiers.tier import ReplayOutcome
 
 REMEDY = "give the folder that `specsim check --out DIR` filled, or the file that its --json wrote"
 
@@ -45,14 +45,14 @@ def payload_of(
     from specsim.commands.source_lines import source_of
     from specsim.lifting.cache import open_cache
     from specsim.replay_file import command
-    from specsim.report.page.payload import Shown
+    from specsim.report.page.payload import PageContext
     from specsim.report.page.payload import payload_of as made
     from specsim.tiers.registry import TIERS
 
     tier = TIERS[stored.tier]
     mutant = stored.mutant if target == stored.target else ""
     where = answer.get("where", stored.where if target == stored.target else "")
-    shown = Shown(
+    shown = PageContext(
         target=f"{target} with mutant {mutant}" if mutant else target,
         command=command(str(file), target, stored.target),
         verdict=_verdict(stored, answer, tier.outcome(stored, target, answer), target),
@@ -62,7 +62,7 @@ def payload_of(
     return made(stored, answer, shown)
 
 
-def _verdict(stored: Replay, answer: Mapping[str, Any], outcome: Outcome, target: str) -> str:
+def _verdict(stored: Replay, answer: Mapping[str, Any], outcome: ReplayOutcome, target: str) -> str:
     from specsim.tiers.tier import State
 
     if outcome.state is State.GONE:

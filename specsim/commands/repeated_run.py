@@ -16,8 +16,8 @@ from specsim.files import attempt, save_json, write_text
 from specsim.verdict import FINDING, NOT_CHECKED, PASS
 
 if TYPE_CHECKING:
-    from specsim.fuzz.batches import Plan
-    from specsim.fuzz.work import Batch, Found
+    from specsim.fuzz.batches import BatchPlan
+    from specsim.fuzz.work import Batch, RunFinding
 
 FORMAT = "specsim.again/2"
 
@@ -25,7 +25,7 @@ FORMAT = "specsim.again/2"
 def make_again(
     text: str,
     store_file: Path,
-    plan: Plan,
+    plan: BatchPlan,
     out: Path,
     json_file: Path | None,
     hang_seconds: float,
@@ -38,7 +38,7 @@ def make_again(
     code: 1 when it breaks a rule, 125 when its target does not run it.
     """
     from specsim.fuzz.batch_messages import found_from_json
-    from specsim.fuzz.workers import Worker
+    from specsim.fuzz.workers import BatchWorker
     from specsim.replay_file import command, file_name
     from specsim.tiers.registry import TIERS
 
@@ -48,7 +48,7 @@ def make_again(
         announce(store_file, [batch.target], plan.targets if named else (), trust, NAME_TARGETS)
     about = ", ".join(filter(None, (batch.target, batch.tier, batch.family)))
     tell(f"run {index} of shard {shard}, campaign {batch.campaign}: {about}")
-    worker = Worker(cache, hang_seconds)
+    worker = BatchWorker(cache, hang_seconds)
     try:
         if TIERS[batch.tier].has_single_runs:
             answer = worker.again(batch, index)
@@ -83,7 +83,7 @@ def _numbers(text: str) -> tuple[int, int]:
     return int(shard), int(index)
 
 
-def _batch_of(store_file: Path, plan: Plan, shard: int, index: int) -> Batch:
+def _batch_of(store_file: Path, plan: BatchPlan, shard: int, index: int) -> Batch:
     """The batch of a run. UsageError for a run that cannot be made again."""
     from specsim.fuzz.batches import RUNS_MAX, batch_at, plan_from_json
     from specsim.fuzz.store import Store
@@ -119,7 +119,7 @@ def _holding(batch: Batch, index: int) -> Batch:
     return batch
 
 
-def _to_json(batch: Batch, index: int, answer: dict[str, Any], findings: list[Found], code: int) -> dict[str, Any]:
+def _to_json(batch: Batch, index: int, answer: dict[str, Any], findings: list[RunFinding], code: int) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "campaign": batch.campaign,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from specsim.findings.comparison import Baseline
     from specsim.lifting.cache import Cache
     from specsim.lifting.changes import Changes
-    from specsim.report.live import Line
+    from specsim.report.live import LiveLine
 
 KnownOf = Callable[[], "Baseline"]
 REPLAY_SHARE = 0.2  # of the budget, with a baseline that is a target: for replaying on it what it did not show
@@ -126,7 +126,7 @@ def verdict_of(asked: Asked) -> Verdict:
     return verdict
 
 
-def run_tiers(asked: Asked, line: Line) -> Verdict:
+def run_tiers(asked: Asked, line: LiveLine) -> Verdict:
     """The verdict of every suite. Tiers run beside one another, each in processes of its own, so that time that one
     does not need is the others'.
     """
@@ -168,7 +168,7 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     return verdict
 
 
-def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, list[Finding]]:
+def _run(tier: str, asked: Asked, line: LiveLine, deadline: float) -> tuple[Suite, list[Finding]]:
     """The suite of a tier, until `deadline` (of time.monotonic)."""
     from specsim import interrupts
     from specsim.tiers.checking import run_suite
@@ -305,7 +305,7 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
                 end(process)
 
 
-def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked, deadline: float) -> Replayed:
+def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked, deadline: float) -> ReplayedOnBaseline:
     """What is found in the verdict and not in the baseline, replayed on the baseline's target by `deadline` (of
     time.monotonic): its own check may have missed what is rare.
     """
@@ -330,7 +330,7 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
         states[finding.signature] = outcome_of(stored, target.text, answer).state
         if isinstance(stored, SchedulerReplay) and answer["judged"]:
             parted[finding.signature] = _where_parted(stored.events, answer["events"], target.text)
-    return Replayed(
+    return ReplayedOnBaseline(
         frozenset(signature for signature, state in states.items() if state is State.SHOWN),
         frozenset(signature for signature, state in states.items() if state is State.GONE),
         parted,
@@ -389,7 +389,7 @@ def changed_by(
     return found
 
 
-class Replayed(NamedTuple):
+class ReplayedOnBaseline(NamedTuple):
     """Signatures of findings that a baseline has, too, and of those that it has not, as replays on it show; and by
     signature of a schedule's finding where its launches part from those on the baseline.
     """

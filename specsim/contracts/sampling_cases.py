@@ -142,7 +142,7 @@ def _final_coins(draws: Draws, left: Tensor, exact: Tensor | bool = True) -> Ten
     return _place_coins(low, high, draws.below("position of the final coin", 4), exact)
 
 
-class _Plan(NamedTuple):
+class _WalkPlan(NamedTuple):
     """Trees, and where their walks are to lead.
 
     rank          [n, ndt] int64: older siblings of each node
@@ -156,7 +156,7 @@ class _Plan(NamedTuple):
     wanted: Tensor
 
 
-def _plan(draws: Draws, shape: Sizes) -> _Plan:
+def _plan(draws: Draws, shape: Sizes) -> _WalkPlan:
     """Walks lead to the root, the deepest node, or any; off their path every other node wants its first child."""
     trees = batches.Trees(*(tensor.contiguous() for tensor in batches.trees(draws, shape)))
     request = torch.arange(draws.count, device=draws.device)  # [n]
@@ -173,10 +173,10 @@ def _plan(draws: Draws, shape: Sizes) -> _Plan:
         parent = trees.parents[request, end].clamp(min=0)
         wanted[request, parent] = torch.where(end > 0, end, wanted[request, parent])
         end = parent
-    return _Plan(trees, rank, num_children, wanted)
+    return _WalkPlan(trees, rank, num_children, wanted)
 
 
-def _sibling_tokens(draws: Draws, plan: _Plan, dists: _Laws, *, drawn: bool) -> Tensor:
+def _sibling_tokens(draws: Draws, plan: _WalkPlan, dists: _Laws, *, drawn: bool) -> Tensor:
     """A token for each node [n, ndt]: siblings get those that the parent's distribution finds most probable, from one
     of the first three on; `drawn` keeps to tokens of positive probability.
     """
@@ -189,7 +189,7 @@ def _sibling_tokens(draws: Draws, plan: _Plan, dists: _Laws, *, drawn: bool) -> 
     return tokens
 
 
-def _lead(plan: _Plan, dists: _Laws, tokens: Tensor) -> None:
+def _lead(plan: _WalkPlan, dists: _Laws, tokens: Tensor) -> None:
     """Turn distributions in place so that every child that is wanted has a positive probability."""
     wanted = plan.wanted.clamp(min=0)
     for node in range(tokens.shape[1]):
@@ -223,7 +223,7 @@ class _Cells(NamedTuple):
     filler: Tensor
 
 
-def _target_only_cells(plan: _Plan, dists: _Laws, tokens: Tensor, shape: Sizes) -> _Cells:
+def _target_only_cells(plan: _WalkPlan, dists: _Laws, tokens: Tensor, shape: Sizes) -> _Cells:
     single = shape["threshold_single_64ths"] / 64
     acc = max(shape["threshold_acc_64ths"] / 64, THRESHOLD_ACC_MIN)
     parents = plan.trees.parents

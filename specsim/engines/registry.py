@@ -28,6 +28,8 @@ class Engine:
     `planted`       the defects that can be planted into its scheduler, by id: (); None for no such thing
     `files`         the folder that a target is imported from: (target, cache); None where none is imported
     `build`         builds ahead of a check on a GPU: (target, cache); None where nothing is built
+    `known`         the module that knows its functions by release, and finds which have moved; "" for none
+    `peers`         the module that has its kernels and their pipeline to be timed beside specsim's; "" for none
     """
 
     distribution: str
@@ -38,6 +40,8 @@ class Engine:
     planted: Function | None = None
     files: Function | None = None
     build: Function | None = None
+    known: str = ""
+    peers: str = ""
 
 
 _METADATA = r"[^/]+\.dist-info/METADATA"
@@ -59,6 +63,8 @@ ENGINES = {
         planted=("specsim.engines.sglang.scheduler.planted", "planted"),
         files=("specsim.engines.importable", "folder_of"),
         build=("specsim.engines.sglang.cuda_sources", "build_target"),
+        known="specsim.engines.sglang.known",
+        peers="specsim.engines.sglang.peers",
     ),
     "vllm": Engine(
         "vllm",

@@ -26,8 +26,8 @@ FILE = Path(__file__).with_name("triage.toml")
 UNTRIAGED = f"untriaged: not in the table of findings; look for a public report, then add it to {FILE.name}"
 
 State = Literal["known", "documented", "new", "by design"]
-THREAD = re.compile(r"(?:(?:SGLang|sglang-omni|vLLM|Triton) )?(?:(?:PR|issue) )?#\d+")
-"""A public thread in a reference: `PR #N`, of another package `vLLM PR #N`."""
+THREAD = re.compile(r"(?:(?:[a-z]*[A-Z]\w*|[a-z]+-[a-z]+) )?(?:(?:PR|issue) )?#\d+")
+"""A public thread in a reference: `PR #N`, of another package `Package PR #N`."""
 
 
 @dataclass(frozen=True, slots=True)

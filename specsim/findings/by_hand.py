@@ -21,7 +21,7 @@ from specsim.replay_file import SchedulerReplay
 from specsim.tiers.registry import TIERS
 from specsim.tiers.replaying import replay, request_of
 from specsim.verdict import Severity
-from specsim.world.case import Case
+from specsim.world.case import ScheduleCase
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, Pause, Setup, Turn, defaults
 from specsim.world.workload import Workload, prompt_of
 
@@ -195,7 +195,7 @@ class Schedule:
         return text_of(violations, [("replay", replay_file.command(str(file), self._target, self._target))])
 
     def _started_by(self) -> Setup:
-        return Case(self._setup, {}, {}).started_by()
+        return ScheduleCase(self._setup, {}, {}).started_by()
 
     def _stored(self) -> SchedulerReplay:
         self._started_by()
@@ -269,7 +269,7 @@ def source_of(stored: SchedulerReplay) -> str:
     """The calls that write a replay file's schedule down and check its rule, a line each: the body of a test that has
     a TARGET.
     """
-    case = Case(stored.setup, stored.workload, stored.choices)
+    case = ScheduleCase(stored.setup, stored.workload, stored.choices)
     workload, bound = case.users(), case.started_by().draft_tokens
     lines = [_call("incident = schedule", "TARGET", **stored.setup)]
     for turn in workload.turns:

@@ -14,7 +14,7 @@ from typing import Any
 from specsim import replay_file
 from specsim.engines.triage import UNTRIAGED, entry_at
 from specsim.files import read_json, write_json
-from specsim.findings.matrix import Cell, Matrix, Row, cell_of, in_order
+from specsim.findings.matrix import Cell, FindingRow, Matrix, cell_of, in_order
 from specsim.findings.pin import replay_pinned
 from specsim.tiers.registry import TIERS
 
@@ -65,13 +65,15 @@ def replay_known(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: in
     matrix.rows = in_order(rows.values())
 
 
-def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> Row:
+def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> FindingRow:
     """The row of a finding that is known by its fixture alone."""
     stored = replay_file.load(path)
     rule = TIERS[stored.tier].rules[stored.rule]
     triage = entry_at(target, signature)
     severity = str(triage.severity if triage else rule.severity)
-    return Row(signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else UNTRIAGED, cells)
+    return FindingRow(
+        signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else UNTRIAGED, cells
+    )
 
 
 def _shown(path: Path, targets: Iterable[str], jobs: int) -> set[str]:

@@ -65,7 +65,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FindingRow:
     """One finding, whatever releases have it."""
 
     signature: str
@@ -83,7 +83,7 @@ class Matrix:
 
     seed: str
     columns: list[Column]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FindingRow] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -192,7 +192,7 @@ def _reason(stderr: str, code: int) -> str:
 # Rows and cells
 
 
-def rows_of(columns: Sequence[Column]) -> list[Row]:
+def rows_of(columns: Sequence[Column]) -> list[FindingRow]:
     """A row for each signature that any target shows."""
     by_signature: dict[str, list[dict[str, Any]]] = {}
     for column in columns:
@@ -202,7 +202,7 @@ def rows_of(columns: Sequence[Column]) -> list[Row]:
     for signature, findings in by_signature.items():
         newest = findings[-1]
         rows.append(
-            Row(
+            FindingRow(
                 signature=signature,
                 rule=newest["rule"],
                 sentence=newest["sentence"],
@@ -215,7 +215,7 @@ def rows_of(columns: Sequence[Column]) -> list[Row]:
     return in_order(rows)
 
 
-def in_order(rows: Iterable[Row]) -> list[Row]:
+def in_order(rows: Iterable[FindingRow]) -> list[FindingRow]:
     """Rows by tier, then by rule as the tiers list them."""
     return sorted(rows, key=lambda row: (row.tier, _rule_key(row.rule), row.signature))
 

@@ -24,15 +24,15 @@ from specsim.engine.workload import Scenario, draw_scenario
 from specsim.fuzz.batches import seed_of
 from specsim.fuzz.reached import Reached
 from specsim.fuzz.scenario_families import FAMILIES
-from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.fuzz.work import Batch, BatchResult, RunFinding
 from specsim.replay_file import Replay, to_text
-from specsim.tiers.accounting.answers import Origin, finding_of, title_of
+from specsim.tiers.accounting.answers import ScheduleOrigin, finding_of, title_of
 from specsim.tiers.accounting.answers import failure_of as process_failure_of
 from specsim.tiers.accounting.decisive_pair import StoppedError, decisive_pair
 from specsim.tiers.accounting.schedules import (
     LARGER_SCHEDULES,
     SHRINK_ATTEMPTS_MAX,
-    Schedule,
+    RanSchedule,
     ScheduleFinding,
     first_difference,
     run_schedule,
@@ -49,12 +49,12 @@ NONDETERMINISTIC = "two runs"  # how a batch says that it ended so
 
 
 @dataclass(slots=True)
-class _Hits:
+class _BatchHits:
     """The runs of a batch that broke a rule in one way: how many, the first one, and the smallest schedule so far."""
 
     first: int
     cpu_seconds: float
-    smallest: Schedule
+    smallest: RanSchedule
     violation: Violation
     count: int = 0
     tapes: list[Tape] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Hits:
 
 def runs_of(
     target: AccountingTarget, batch: Batch, refused: dict[str, int], on_run: Callable[[int], None]
-) -> Iterator[tuple[int, Schedule | None]]:
+) -> Iterator[tuple[int, RanSchedule | None]]:
     """The runs of a batch, each with its index; None for one that the target does not run, counted in `refused`.
     `on_run` is told an index before it is run.
     """
@@ -73,7 +73,7 @@ def runs_of(
 
 def run_one(
     target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None
-) -> Schedule | None:
+) -> RanSchedule | None:
     """One schedule, whose choices are biased until its scenario is drawn; None when the target does not run it."""
 
     def make(scenario: Scenario, choices: RecordingChooser, *rest: Any) -> Engine:
@@ -108,7 +108,7 @@ def run_batch_here(
     started, cpu_started = time.monotonic(), time.process_time()
     refused: dict[str, int] = {}
     reached = Reached()
-    hits: dict[str, _Hits] = {}
+    hits: dict[str, _BatchHits] = {}
     runs = events = 0
     ended = ""
     ends = min(started + seconds, deadline.at)
@@ -122,10 +122,10 @@ def run_batch_here(
                 cpu_seconds = time.process_time() - cpu_started
                 if shrinks and violation.signature not in batch.known:
                     ends = ends_to_shrink
-                hit = hits.setdefault(violation.signature, _Hits(index, cpu_seconds, schedule, violation))
+                hit = hits.setdefault(violation.signature, _BatchHits(index, cpu_seconds, schedule, violation))
                 hit.count += 1
                 hit.tapes = [*hit.tapes, schedule.tape][:LARGER_SCHEDULES]
-                hit.smallest = min(hit.smallest, schedule, key=Schedule.size)
+                hit.smallest = min(hit.smallest, schedule, key=RanSchedule.size)
             if index % DOUBLED_EVERY == 0 and (difference := first_difference(target, schedule)):
                 ended = f"{NONDETERMINISTIC} of schedule {index} differ: {difference}"
                 break
@@ -156,7 +156,7 @@ def run_batch_here(
     )
 
 
-def _shown_again(target: AccountingTarget, schedule: Schedule, signature: str) -> bool:
+def _shown_again(target: AccountingTarget, schedule: RanSchedule, signature: str) -> bool:
     again = run_schedule(target, replayed(schedule.tape), stop_at=signature)
     return again is not None and again.violation(signature) is not None
 
@@ -165,14 +165,14 @@ def _found(
     target: AccountingTarget,
     batch: Batch,
     signature: str,
-    hit: _Hits,
+    hit: _BatchHits,
     on_run: Callable[[int], None],
     goes_on: Callable[[], bool],
-) -> Found:
+) -> RunFinding:
     """The finding of a signature, shrunk as long as it `goes_on`. Of a known one there is no new replay file."""
     if signature in batch.known:
         violation = hit.violation
-        return Found(
+        return RunFinding(
             signature=signature,
             tier=batch.tier,
             rule=violation.rule.id,
@@ -200,7 +200,7 @@ def _found(
     return found_of(finding, replay, hit.first, _size(smallest), hit.cpu_seconds)
 
 
-def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule: Schedule) -> list[Found]:
+def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule: RanSchedule) -> list[RunFinding]:
     """What one run shows, each as it is: nothing is shrunk."""
     found = []
     for violation in {violation.signature: violation for violation in schedule.run.violations}.values():
@@ -210,18 +210,18 @@ def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule:
     return found
 
 
-def _size(schedule: Schedule) -> tuple[int, ...]:
+def _size(schedule: RanSchedule) -> tuple[int, ...]:
     turns, events, switches, (length, _) = schedule.size()
     return turns, events, switches, length
 
 
-def _origin(batch: Batch) -> Origin:
-    return Origin(batch.target, batch.campaign)
+def _origin(batch: Batch) -> ScheduleOrigin:
+    return ScheduleOrigin(batch.target, batch.campaign)
 
 
-def found_of(finding: Finding, replay: Replay, index: int, size: tuple[int, ...], cpu_seconds: float) -> Found:
+def found_of(finding: Finding, replay: Replay, index: int, size: tuple[int, ...], cpu_seconds: float) -> RunFinding:
     """A Finding, first hit in run `index`, with the text of its replay file."""
-    return Found(
+    return RunFinding(
         signature=finding.signature,
         tier=finding.tier,
         rule=finding.rule,
@@ -237,7 +237,7 @@ def found_of(finding: Finding, replay: Replay, index: int, size: tuple[int, ...]
     )
 
 
-def failure_of(batch: Batch, features: frozenset[str], index: int, tape: Tape, rule: str, text: str) -> Found:
+def failure_of(batch: Batch, features: frozenset[str], index: int, tape: Tape, rule: str, text: str) -> RunFinding:
     """The finding of run `index`, which took its process with it: `text` says how, `tape` are its choices by then."""
     scenario = draw_scenario(replayed(tape), features)
     finding, replay = process_failure_of(tape, scenario, _origin(batch), index, rule, text)

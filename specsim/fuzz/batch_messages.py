@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.fuzz.work import Batch, BatchResult, RunFinding
 from specsim.isolation.messages import OF_EVERY_CHILD, Message
 
 
@@ -102,12 +102,12 @@ def batch_from_json(data: Mapping[str, Any]) -> Batch:
     return Batch(**{**data, "known": tuple(data["known"])})
 
 
-def found_to_json(found: Found) -> dict[str, Any]:
+def found_to_json(found: RunFinding) -> dict[str, Any]:
     return asdict(found)
 
 
-def found_from_json(data: Mapping[str, Any]) -> Found:
-    return Found(**{**data, "size": tuple(data["size"])})
+def found_from_json(data: Mapping[str, Any]) -> RunFinding:
+    return RunFinding(**{**data, "size": tuple(data["size"])})
 
 
 def result_to_json(result: BatchResult) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Lot:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """What the batches of a campaign are drawn from. `campaign` is its seed; weights are by name."""
 
     campaign: int
@@ -50,10 +50,10 @@ class Plan:
         return tuple(dict.fromkeys(lot.target for lot in self.lots))
 
 
-def plan_from_json(text: str) -> Plan:
+def plan_from_json(text: str) -> BatchPlan:
     """The plan that a store holds; UsageError for one that is damaged."""
     try:
-        plan = msgspec.json.decode(text, type=Plan)
+        plan = msgspec.json.decode(text, type=BatchPlan)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _damaged(str(error)) from error
     weights = [lot.weight for lot in plan.lots]
@@ -96,7 +96,7 @@ def family_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
     return tuple((name, weight) for name, weight in chosen.items() if weight)
 
 
-def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str, str]] = ()) -> Batch:
+def batch_at(plan: BatchPlan, shard: int, number: int, stopped: Collection[tuple[str, str]] = ()) -> Batch:
     """Batch `number` of the shard. Lots whose (target, tier) has `stopped` are
     left out; one at least must not have.
     """

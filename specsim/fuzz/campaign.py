@@ -17,7 +17,7 @@ from typing import Protocol
 
 from specsim.errors import UsageError
 from specsim.fuzz.batch import NONDETERMINISTIC
-from specsim.fuzz.batches import Plan, batch_at
+from specsim.fuzz.batches import BatchPlan, batch_at
 from specsim.fuzz.store import Store, StoredFinding
 from specsim.fuzz.work import Batch, BatchResult
 from specsim.tiers.registry import TIERS
@@ -31,7 +31,7 @@ class GivenBack(Exception):  # noqa: N818 - not an error: a batch was not run, a
     """A batch was not run: the campaign was interrupted."""
 
 
-class Pool(Protocol):
+class BatchPool(Protocol):
     """Where batches are run. What a Future raises is a UsageError of the batch's target, or GivenBack."""
 
     @property
@@ -53,7 +53,7 @@ class Pool(Protocol):
 
 
 @dataclass(slots=True)
-class Outcome:
+class CampaignOutcome:
     """What this part of a campaign did, the store apart.
 
     `new`       findings that the store did not have open before, each when it was first hit
@@ -72,25 +72,25 @@ class Outcome:
 
 
 def go_on(
-    plan: Plan,
+    plan: BatchPlan,
     store: Store,
     shard: int,
-    pool: Pool,
+    pool: BatchPool,
     *,
     until: float,
     interrupted: Callable[[], bool] = lambda: False,
-    on_result: Callable[[BatchResult, Outcome], None] = lambda _result, _outcome: None,
+    on_result: Callable[[BatchResult, CampaignOutcome], None] = lambda _result, _outcome: None,
     on_stop: Callable[[str], None] = lambda _text: None,
     prepare: Callable[[Batch], Batch] = lambda batch: batch,
     batches_max: int | None = None,
-) -> Outcome:
+) -> CampaignOutcome:
     """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them. A
     batch that does not end by then is interrupted, and then given up: it is run when the campaign goes on.
 
     `on_result` gets each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
     may change a batch before it is run.
     """
-    outcome = Outcome()
+    outcome = CampaignOutcome()
     running: dict[Future[BatchResult], Batch] = {}
     open_before = {(f.signature, f.target) for f in store.findings() if f.state == "open"}
     begun = 0
@@ -144,7 +144,7 @@ def _with_known(store: Store, batch: Batch) -> Batch:
     return replace(batch, known=known)
 
 
-def _take(store: Store, result: BatchResult, outcome: Outcome, open_before: set[tuple[str, str]]) -> None:
+def _take(store: Store, result: BatchResult, outcome: CampaignOutcome, open_before: set[tuple[str, str]]) -> None:
     """Store a result. One that cannot be stored is lost, and nothing more is begun."""
     try:
         store.add(result)
@@ -161,7 +161,7 @@ def _take(store: Store, result: BatchResult, outcome: Outcome, open_before: set[
         outcome.new += [finding for finding in store.findings() if (finding.signature, finding.target) in hit]
 
 
-def _stop_if_hopeless(outcome: Outcome, result: BatchResult, on_stop: Callable[[str], None]) -> None:
+def _stop_if_hopeless(outcome: CampaignOutcome, result: BatchResult, on_stop: Callable[[str], None]) -> None:
     batch = result.batch
     if result.ended.startswith(NONDETERMINISTIC):
         outcome.nondeterministic = f"{batch.target}: {result.ended}"
@@ -170,7 +170,7 @@ def _stop_if_hopeless(outcome: Outcome, result: BatchResult, on_stop: Callable[[
         _stop(outcome, batch, next(iter(result.refused)), on_stop)
 
 
-def _stop(outcome: Outcome, batch: Batch, why: str, on_stop: Callable[[str], None]) -> None:
+def _stop(outcome: CampaignOutcome, batch: Batch, why: str, on_stop: Callable[[str], None]) -> None:
     key = batch.target, batch.tier
     if key not in outcome.stopped:
         outcome.stopped[key] = why

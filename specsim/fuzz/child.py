@@ -57,7 +57,7 @@ from specsim.fuzz.batch_messages import (
 from specsim.fuzz.versions import version_of
 from specsim.fuzz.work import Batch, BatchResult
 from specsim.isolation import phases
-from specsim.isolation.frames import BadFrameError, Reader, Writer, new_nonce
+from specsim.isolation.frames import BadFrameError, FrameReader, Writer, new_nonce
 from specsim.isolation.limits import limit_memory
 from specsim.isolation.messages import Envelope, Error, Messages
 from specsim.isolation.processes import fork
@@ -78,7 +78,7 @@ NOT_BEGUN = -3
 ATTEMPTS_MAX = 4  # at a batch
 
 
-class Page:
+class SharedPage:
     """Memory that a fork and its parent have: the index of the run that comes, how often it was told, and choices."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Loaded:
 
 def main() -> None:
     questions = Questions(int(sys.argv[1]))
-    page = Page()
+    page = SharedPage()
     loaded: Loaded | None = None
     forks = Forks(questions, page)
     while (question := questions.take()) is not None:
@@ -168,7 +168,7 @@ class Forks:
 
     messages: Messages  # of the question that is answered
 
-    def __init__(self, questions: Questions, page: Page) -> None:
+    def __init__(self, questions: Questions, page: SharedPage) -> None:
         self.page = page
         self._questions = questions
         self._memory_bytes = 0
@@ -208,12 +208,12 @@ class Forks:
             self._fork = pid
         os.close(writer)
         try:
-            return self._wait(reader, Reader(nonce), hang_seconds)
+            return self._wait(reader, FrameReader(nonce), hang_seconds)
         finally:
             self._fork = 0
             os.close(reader)
 
-    def _wait(self, pipe: int, reader: Reader, hang_seconds: float) -> dict[str, Any] | Died:
+    def _wait(self, pipe: int, reader: FrameReader, hang_seconds: float) -> dict[str, Any] | Died:
         answers: list[bytes] = []
         told, changed, said = self.page.told, time.monotonic(), time.monotonic()
         hung = bad = False
@@ -421,7 +421,7 @@ class _WrittenChooser(RecordingChooser):
 
     __slots__ = ("_inner", "_page")
 
-    def __init__(self, inner: RecordingChooser, page: Page) -> None:
+    def __init__(self, inner: RecordingChooser, page: SharedPage) -> None:
         super().__init__(inner.choose)
         self._inner = inner
         self._page = page

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsim.errors import UsageError
-from specsim.fuzz.store import Covered, Store, StoredBatch, StoredFinding, StoredReplay
+from specsim.fuzz.store import ReachedFeature, Store, StoredBatch, StoredFinding, StoredReplay
 
 _STATES = ("open", "not applicable", "fixed")  # where stores differ: the first of them
 
@@ -22,7 +22,7 @@ Key = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class FirstReached:
     """In how many runs of a target something was reached, and the batch that had it first."""
 
     runs: int
@@ -48,14 +48,14 @@ class Merged:
     stores: tuple[str, ...]
     versions: tuple[str, ...]
     batches: tuple[StoredBatch, ...]
-    coverage: dict[str, dict[str, Reached]]
+    coverage: dict[str, dict[str, FirstReached]]
     findings: tuple[Known, ...]
 
 
 def merged(files: Sequence[Path]) -> Merged:
     """What the stores hold. UsageError for one that is none, and for copies of one campaign."""
     batches: dict[Key, tuple[StoredBatch, Path]] = {}
-    coverage: dict[str, dict[str, Reached]] = defaultdict(dict)
+    coverage: dict[str, dict[str, FirstReached]] = defaultdict(dict)
     findings: dict[tuple[str, str], Known] = {}
     versions: dict[str, None] = {}
     for file in files:
@@ -65,7 +65,7 @@ def merged(files: Sequence[Path]) -> Merged:
             for batch in here.values():
                 _take_batch(batches, batch, file)
             for covered in store.coverage():
-                reached = Reached(covered.runs, _batch_of(covered, here, file))
+                reached = FirstReached(covered.runs, _batch_of(covered, here, file))
                 there = coverage[covered.target].get(covered.feature)
                 coverage[covered.target][covered.feature] = _both(there, reached) if there else reached
             for known in _findings(store, here, file):
@@ -93,7 +93,9 @@ def _take_batch(batches: dict[Key, tuple[StoredBatch, Path]], batch: StoredBatch
     batches[key] = batch, file
 
 
-def _batch_of(row: Covered | StoredFinding, batches: dict[tuple[int, int], StoredBatch], file: Path) -> StoredBatch:
+def _batch_of(
+    row: ReachedFeature | StoredFinding, batches: dict[tuple[int, int], StoredBatch], file: Path
+) -> StoredBatch:
     """The batch that was the first to have it."""
     batch = batches.get((row.shard, row.number))
     if batch is None:
@@ -119,8 +121,8 @@ def _findings(store: Store, batches: dict[tuple[int, int], StoredBatch], file: P
     ]
 
 
-def _both(one: Reached, other: Reached) -> Reached:
-    return Reached(one.runs + other.runs, min(one.first, other.first, key=lambda batch: batch.at))
+def _both(one: FirstReached, other: FirstReached) -> FirstReached:
+    return FirstReached(one.runs + other.runs, min(one.first, other.first, key=lambda batch: batch.at))
 
 
 def _joined(one: Known, other: Known) -> Known:

@@ -40,10 +40,10 @@ from specsim.fuzz.batch_messages import (
     batch_to_json,
     result_from_json,
 )
-from specsim.fuzz.campaign import GivenBack, Pool
+from specsim.fuzz.campaign import BatchPool, GivenBack
 from specsim.fuzz.work import Batch, BatchResult
 from specsim.isolation import environment, processes
-from specsim.isolation.frames import BadFrameError, Reader, new_nonce
+from specsim.isolation.frames import BadFrameError, FrameReader, new_nonce
 from specsim.isolation.messages import BadMessageError, decoded
 
 READ_BYTES = 1 << 20
@@ -174,7 +174,7 @@ class RayCluster:
 
     def _read(self, pipe: int, nonce: bytes) -> None:
         with os.fdopen(pipe, "rb", buffering=0) as stream:
-            for message in _messages(stream, Reader(nonce)):
+            for message in _messages(stream, FrameReader(nonce)):
                 match message:
                     case Cluster():
                         self.nodes, self.cpus, self.gpus = message.nodes, message.cpus, message.gpus
@@ -232,7 +232,7 @@ class RayPool:
     when it is gone, lost a batch too often, or has no such target. `tell` gets one sentence for each kind of trouble.
     """
 
-    def __init__(self, cluster: RayCluster, local: Pool, beside: bool, tell: Callable[[str], None]) -> None:
+    def __init__(self, cluster: RayCluster, local: BatchPool, beside: bool, tell: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._local = local
         self._beside = beside
@@ -331,7 +331,7 @@ def _require_listener(address: str) -> None:
         raise UsageError(f"there is no Ray cluster at {address} ({error.strerror or error})", GO_ON) from error
 
 
-def _messages(stream: IO[bytes], reader: Reader) -> Iterator[Any]:
+def _messages(stream: IO[bytes], reader: FrameReader) -> Iterator[Any]:
     """The messages until the child is gone, or writes what is none."""
     with contextlib.suppress(BadFrameError, BadMessageError):
         while chunk := stream.read(READ_BYTES):

@@ -15,22 +15,22 @@ from __future__ import annotations
 from collections import Counter
 
 from specsim.engine.rules.coverage import pairs, rules_applied
-from specsim.tiers.accounting.schedules import Schedule
+from specsim.tiers.accounting.schedules import RanSchedule
 
 LOGS_EVERY = 16
 
 
-def features_of(schedule: Schedule) -> list[str]:
+def features_of(schedule: RanSchedule) -> list[str]:
     """The names of everything that a schedule reached, sorted."""
     names = _marks(schedule) + _of_the_log(schedule)
     return sorted(names)
 
 
-def _marks(schedule: Schedule) -> list[str]:
+def _marks(schedule: RanSchedule) -> list[str]:
     return [f"mark:{mark}" for mark in schedule.run.marks]
 
 
-def _of_the_log(schedule: Schedule) -> list[str]:
+def _of_the_log(schedule: RanSchedule) -> list[str]:
     found = ["pair:" + " ".join(map(str, pair)) for pair in pairs(schedule.run)]
     return found + [f"rule:{rule}" for rule in rules_applied(schedule.scenario, schedule.run)]
 
@@ -42,7 +42,7 @@ class Reached:
         self.features: Counter[str] = Counter()
         self._runs = 0
 
-    def take(self, schedule: Schedule) -> None:
+    def take(self, schedule: RanSchedule) -> None:
         """Count what a run reached."""
         self.features.update(_marks(schedule))
         if self._runs % LOGS_EVERY == 0:

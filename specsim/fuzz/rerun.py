@@ -14,11 +14,15 @@ from pathlib import Path
 from specsim.engines.target import Checkout, PythonTarget, Release, parse_target
 from specsim.errors import UsageError
 from specsim.files import write_text
-from specsim.findings.bisect.verdicts import FileQuestion, Limits, State
+from specsim.findings.bisect.verdicts import AskLimits, BisectState, FileQuestion
 from specsim.fuzz.store import Store, StoredFinding, StoredReplay, Verdict
 from specsim.tiers.process import Ask, ask, fork_server
 
-_VERDICTS: dict[State, Verdict] = {State.BAD: "shown", State.GOOD: "fixed", State.SKIPPED: "not applicable"}
+_VERDICTS: dict[BisectState, Verdict] = {
+    BisectState.BAD: "shown",
+    BisectState.GOOD: "fixed",
+    BisectState.SKIPPED: "not applicable",
+}
 _HASH_SEED = "0"
 MANY = 3  # findings for which a child is worth its start that has torch loaded
 
@@ -42,7 +46,7 @@ def run_again(
     store: Store,
     target: str,
     version: str,
-    limits: Limits,
+    limits: AskLimits,
     goes_on: Callable[[], bool],
     on_verdict: Callable[[StoredFinding, Verdict, str], None],
 ) -> None:
@@ -68,7 +72,7 @@ def run_again(
             on_verdict(finding, verdict, why)
 
 
-def _checked(file: Path, limits: Limits, target: str, ask: Ask) -> tuple[Verdict, str]:
+def _checked(file: Path, limits: AskLimits, target: str, ask: Ask) -> tuple[Verdict, str]:
     try:
         verdict = FileQuestion(file, limits, as_written=True).check(target, ask, _HASH_SEED)
     except UsageError as error:  # a file that this specsim does not read

@@ -34,7 +34,7 @@ import msgspec
 
 from specsim.errors import UsageError
 from specsim.fuzz.store_file import locked, readable, writable
-from specsim.fuzz.work import BatchResult, Found
+from specsim.fuzz.work import BatchResult, RunFinding
 
 REPLAYS_MAX = 3  # of a signature on a target
 
@@ -71,7 +71,7 @@ class StoredBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
+class ReachedFeature:
     """A feature that runs of a target reached: how many, and the batch that was the first."""
 
     target: str
@@ -108,7 +108,7 @@ class StoredFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenFinding:
     """What a version of a target showed of a signature."""
 
     signature: str
@@ -266,9 +266,9 @@ class Store:
 
     # Coverage
 
-    def coverage(self) -> list[Covered]:
+    def coverage(self) -> list[ReachedFeature]:
         """Every feature that was reached."""
-        return self._rows(Covered, "SELECT * FROM coverage ORDER BY target, feature")
+        return self._rows(ReachedFeature, "SELECT * FROM coverage ORDER BY target, feature")
 
     # Findings
 
@@ -276,8 +276,8 @@ class Store:
         """Every finding, by its target and signature."""
         return self._rows(StoredFinding, "SELECT * FROM findings ORDER BY target, signature")
 
-    def seen(self) -> list[Seen]:
-        return self._rows(Seen, "SELECT * FROM seen ORDER BY rowid")
+    def seen(self) -> list[SeenFinding]:
+        return self._rows(SeenFinding, "SELECT * FROM seen ORDER BY rowid")
 
     def replays(self, signature: str, target: str) -> list[StoredReplay]:
         """The replay files of a finding, smallest first."""
@@ -385,7 +385,7 @@ def _plain(text: str) -> str:
 _TEXTS_OF_FOUND = ("signature", "tier", "rule", "title", "severity", "reach", "where", "replay")  # may quote a target
 
 
-def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: Found, cpu_seconds_before: float) -> None:
+def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: RunFinding, cpu_seconds_before: float) -> None:
     """A finding of a batch, in the transaction of that batch."""
     batch = result.batch
     texts: dict[str, Any] = {name: _plain(getattr(found, name)) for name in _TEXTS_OF_FOUND}

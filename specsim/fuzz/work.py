@@ -36,7 +36,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunFinding:
     """A finding of run `index`. `replay` is the text of its replay file, `size` what smaller ones are compared by;
     `cpu_seconds` the CPU time from the start of the batch until it was first hit.
     """
@@ -73,5 +73,5 @@ class BatchResult:
     cpu_seconds: float
     refused: dict[str, int] = field(default_factory=dict)
     features: dict[str, int] = field(default_factory=dict)
-    findings: tuple[Found, ...] = ()
+    findings: tuple[RunFinding, ...] = ()
     ended: str = ""

@@ -27,7 +27,7 @@ from specsim.fuzz.batch_messages import OF_A_WORKER, Again, BatchEnd, BatchReque
 from specsim.fuzz.batches import seed_of
 from specsim.fuzz.campaign import GivenBack
 from specsim.fuzz.versions import version_of
-from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.fuzz.work import Batch, BatchResult, RunFinding
 from specsim.isolation.conversation import ChildEnded, ended_early, no_answer
 from specsim.isolation.fork_server import ForkServer
 from specsim.lifting.cache import Cache
@@ -46,7 +46,7 @@ HASH_SEED = "0"
 _CHILD = "specsim.fuzz.child"
 
 
-class Worker:
+class BatchWorker:
     """Runs batches, one at a time. Close it at the end. `interrupt` may be called from another thread."""
 
     def __init__(self, cache: Path, hang_seconds: float) -> None:
@@ -179,10 +179,10 @@ def run_batch(batch: Batch, cache: Path, hang_seconds: float, seconds: float = m
     """Run a batch in children of this process, which stay for the next one: one worker for each thread. `cache` is the
     folder of fetched wheels, `hang_seconds` the limit of one run. UsageError when there is no such target.
     """
-    workers: dict[tuple[Path, float], Worker] = _of_threads.__dict__.setdefault("workers", {})
+    workers: dict[tuple[Path, float], BatchWorker] = _of_threads.__dict__.setdefault("workers", {})
     worker = workers.get((cache, hang_seconds))
     if worker is None:
-        worker = workers[cache, hang_seconds] = Worker(cache, hang_seconds)
+        worker = workers[cache, hang_seconds] = BatchWorker(cache, hang_seconds)
         atexit.register(worker.close)
     return worker.run(batch, seconds)
 
@@ -263,7 +263,7 @@ def _checked(suite: Suite) -> dict[str, int]:
     return counts
 
 
-def _found(batch: Batch, finding: Finding) -> Found:
+def _found(batch: Batch, finding: Finding) -> RunFinding:
     stored = replay_file.load(Path(finding.replay))
     elements, _unit = stored.size
     found = found_of(finding, stored, batch.first, (elements, len(stored.tape)), 0.0)
@@ -275,7 +275,7 @@ class LocalPool:
 
     def __init__(self, jobs: int, cache: Path, hang_seconds: float) -> None:
         self.width = jobs
-        self._free = [Worker(cache, hang_seconds) for _ in range(jobs)]
+        self._free = [BatchWorker(cache, hang_seconds) for _ in range(jobs)]
         self._all = tuple(self._free)
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(jobs, "worker")

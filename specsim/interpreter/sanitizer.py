@@ -148,7 +148,7 @@ class _Guarded:
 
 
 @dataclass(slots=True)
-class _Run:
+class _SanitizedRun:
     flaws: list[Flaw]
     results: dict[str, torch.Tensor]
     launches: int
@@ -167,7 +167,7 @@ class _Plan:
     programs: Order
     on_cpu: bool
 
-    def sanitized(self, seed: int) -> tuple[_Run, list[Flaw]]:
+    def sanitized(self, seed: int) -> tuple[_SanitizedRun, list[Flaw]]:
         """The first run, and the flaws of all."""
         first = self.run()
         flaws = list(first.flaws)
@@ -185,7 +185,7 @@ class _Plan:
             flaws += self.variant(first, "program-order", "the order of programs", order=shuffled)
         return first, flaws
 
-    def run(self, *, memory: int = 0, order: Order = tuple, marks: bool = False) -> _Run:
+    def run(self, *, memory: int = 0, order: Order = tuple, marks: bool = False) -> _SanitizedRun:
         """`marks`: follow what nobody wrote, instead of lanes that are masked off."""
         guarded = {
             name: _Guarded.around(value, memory, is_output=name in self.outputs)
@@ -219,9 +219,11 @@ class _Plan:
         for i, value in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
             if isinstance(value, torch.Tensor):
                 results[f"returned[{i}]"] = value.detach().to("cpu", copy=True)
-        return _Run(watch.flaws, results, watch.launches, watch.without_other, watch.written())
+        return _SanitizedRun(watch.flaws, results, watch.launches, watch.without_other, watch.written())
 
-    def variant(self, first: _Run, kind: Kind, what: str, *, memory: int = 0, order: Order = tuple) -> list[Flaw]:
+    def variant(
+        self, first: _SanitizedRun, kind: Kind, what: str, *, memory: int = 0, order: Order = tuple
+    ) -> list[Flaw]:
         """What another run shows that differs from the first in `what` alone."""
         try:
             run = self.run(memory=memory, order=order)
@@ -234,7 +236,7 @@ class _Plan:
             return [Flaw(kind, f"{fresh[0].text}, depending on {what}", fresh[0].where)]
         return [Flaw(kind, f"{changed} changes with {what}")] if changed else fresh
 
-    def unwritten(self, run: _Run) -> list[Flaw]:
+    def unwritten(self, run: _SanitizedRun) -> list[Flaw]:
         flaws = []
         for name in self.outputs:
             missing = (~self._written(name, run) & self._mask(name, run.results[name])).nonzero()
@@ -243,7 +245,7 @@ class _Plan:
                 flaws.append(Flaw("unwritten", f"{name}{at} is never written"))
         return flaws
 
-    def first_difference(self, first: _Run, other: _Run) -> str:
+    def first_difference(self, first: _SanitizedRun, other: _SanitizedRun) -> str:
         for name, result in first.results.items():
             if other.results[name].shape != result.shape:
                 return f"the shape of {name}"
@@ -255,7 +257,7 @@ class _Plan:
                 return f"{name}{[int(i) for i in changed[0]]}"
         return ""
 
-    def _written(self, name: str, run: _Run) -> torch.Tensor:
+    def _written(self, name: str, run: _SanitizedRun) -> torch.Tensor:
         written = run.written[name]
         if written is None:  # nobody watched: what still is poison was not written
             poison = poison_value(run.results[name].dtype, 0)

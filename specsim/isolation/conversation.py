@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from specsim import interrupts
 from specsim.errors import UsageError
 from specsim.isolation import environment, phases, processes
-from specsim.isolation.frames import BadFrameError, Reader, new_nonce
+from specsim.isolation.frames import BadFrameError, FrameReader, new_nonce
 from specsim.isolation.limits import memory_bytes
 from specsim.isolation.messages import VERSION, Answered, BadMessageError, Envelope, Error, Phase, decoded, to_bytes
 from specsim.isolation.processes import Patience
@@ -55,7 +55,7 @@ def no_answer(target: str) -> UsageError:
     return UsageError(f"the process that runs {target} gave no answer", "report this as a defect of specsim")
 
 
-class Request(Protocol):
+class ChildQuestion(Protocol):
     """A question to a child, as a msgspec struct. `hang_seconds` is the limit of one call of the target's code."""
 
     @property
@@ -93,7 +93,7 @@ class Conversation:
         pid: int = 0,
     ) -> None:
         self._pipe = pipe
-        self._reader = Reader(nonce)
+        self._reader = FrameReader(nonce)
         self._kinds = kinds
         self._gone = gone
         self._said = said
@@ -192,13 +192,15 @@ def blamed(conversation: Conversation, target: str) -> Iterator[Any]:
         raise
 
 
-def envelope(request: Request, nonce: bytes) -> bytes:
+def envelope(request: ChildQuestion, nonce: bytes) -> bytes:
     """A question as a child takes it."""
     return to_bytes(Envelope(nonce=nonce.hex(), memory_bytes=memory_bytes(), request=request))
 
 
 @contextmanager
-def child(module: str, request: Request, kinds: Any, hash_seed: str, hang_seconds: float) -> Iterator[Conversation]:
+def child(
+    module: str, request: ChildQuestion, kinds: Any, hash_seed: str, hang_seconds: float
+) -> Iterator[Conversation]:
     """Start `python -m MODULE MESSAGES_FD`, which takes its question from standard input. `hash_seed` is its
     PYTHONHASHSEED, "" for this process' own.
     """

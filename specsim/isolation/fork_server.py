@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from specsim.isolation import environment, processes
-from specsim.isolation.conversation import START_SECONDS_MAX, Conversation, Request, blamed, envelope, tail
+from specsim.isolation.conversation import START_SECONDS_MAX, ChildQuestion, Conversation, blamed, envelope, tail
 from specsim.isolation.frames import new_nonce
 from specsim.isolation.questions import CODE, put
 
@@ -58,19 +58,19 @@ class ForkServer:
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGINT)
 
-    def ask(self, request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
+    def ask(self, request: ChildQuestion, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
         """The messages of a question; `hash_seed` is the one that the child was started with, or "" for it."""
         assert hash_seed in ("", self._hash_seed)
         with self._conversation(request, hang_seconds) as conversation:
             yield from blamed(conversation, request.target)
 
-    def messages(self, request: Request, hang_seconds: float) -> Iterator[Any]:
+    def messages(self, request: ChildQuestion, hang_seconds: float) -> Iterator[Any]:
         """As `ask`, where the child may well be ended by somebody else: ChildEnded says so at any time."""
         with self._conversation(request, hang_seconds) as conversation:
             yield from conversation
 
     @contextlib.contextmanager
-    def _conversation(self, request: Request, hang_seconds: float) -> Iterator[Conversation]:
+    def _conversation(self, request: ChildQuestion, hang_seconds: float) -> Iterator[Conversation]:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._start()

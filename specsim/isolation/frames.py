@@ -62,7 +62,7 @@ class Writer:
             os.close(self._descriptor)
 
 
-class Reader:
+class FrameReader:
     """The end that receives: bytes go in as they come, frames come out."""
 
     def __init__(self, nonce: bytes) -> None:

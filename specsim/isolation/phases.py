@@ -30,7 +30,7 @@ def running(*ours: str) -> Iterator[None]:
     """The target's code runs meanwhile. Where it imports one of the modules `ours`, which specsim would have imported
     itself and which take long, that time is specsim's.
     """
-    finder = _Finder(ours)
+    finder = _PhaseFinder(ours)
     sys.meta_path[:0] = [finder] if ours else []
     _tell(RUNNING)
     try:
@@ -41,7 +41,7 @@ def running(*ours: str) -> Iterator[None]:
             sys.meta_path.remove(finder)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _PhaseFinder(importlib.abc.MetaPathFinder):
     """Finds the modules of some names as Python does, and tells when they are loaded."""
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ _ASKS_PERSONALITY = 0xFFFFFFFF
 _POLL_SECONDS = 0.001
 
 
-class Answered(NamedTuple):
+class CommandOutput(NamedTuple):
     """What a command printed, and its exit status."""
 
     returncode: int
@@ -37,7 +37,7 @@ class Answered(NamedTuple):
     stderr: str
 
 
-class _Guarded:
+class _OwnGuard:
     """This process' guard, started with the first group."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class _Guarded:
             self._process = None
 
 
-_guarded = _Guarded()
+_guarded = _OwnGuard()
 os.register_at_fork(after_in_child=_guarded.forget)
 atexit.register(_guarded.close)
 
@@ -167,7 +167,7 @@ def run(
     *,
     environment: Mapping[str, str] = os.environ,
     cwd: Path | None = None,
-) -> Answered:
+) -> CommandOutput:
     """Run a command of ours, no target's, with `question` as its input; an interrupt of this process is one of it.
     Raises subprocess.TimeoutExpired.
     """
@@ -179,7 +179,7 @@ def run(
             printed, said = process.communicate(question.encode(), timeout)
     finally:
         code = end(process)
-    return Answered(code, printed.decode(errors="replace"), said.decode(errors="replace"))
+    return CommandOutput(code, printed.decode(errors="replace"), said.decode(errors="replace"))
 
 
 def fork(own_group: bool = False) -> int:

@@ -242,7 +242,7 @@ def _needs_of_statement(statement: ast.stmt) -> set[str]:
     return _needs(statement)
 
 
-class Capture:
+class CapturedCall:
     """Stands in for a called kernel or function: remembers the arguments of the last call, by parameter name, and
     calls it.
 

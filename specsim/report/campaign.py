@@ -12,7 +12,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from specsim.report.page.charts import Chart, chart_of
-from specsim.report.page.index import Table, table_of
+from specsim.report.page.index import IndexTable, table_of
 from specsim.report.page.plain import visible
 from specsim.report.page.render import document
 
@@ -41,7 +41,7 @@ class Card(NamedTuple):
     commands: Sequence[str]
 
 
-class Cell(NamedTuple):
+class CampaignCell(NamedTuple):
     """Of a matrix: the runs that reached it, 0 for none, and a text. `is_hole`: others reached it."""
 
     runs: int
@@ -49,29 +49,29 @@ class Cell(NamedTuple):
     text: str
 
 
-class Matrix(NamedTuple):
+class CampaignMatrix(NamedTuple):
     """`rows` are (name, cells); a matrix that `is_open` is not folded."""
 
     title: str
     corner: str
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[CampaignCell]]]
     holes: Sequence[str]
     is_open: bool
 
 
-class Page(NamedTuple):
+class CampaignPage(NamedTuple):
     headline: str
     where: str
     tiles: Sequence[Tile]
     charts: Sequence[Chart]
     findings: Sequence[Card]
-    tables: Sequence[Table]
-    matrices: Sequence[Matrix]
+    tables: Sequence[IndexTable]
+    matrices: Sequence[CampaignMatrix]
     version: str
 
 
-def page_of(page: Page) -> str:
+def page_of(page: CampaignPage) -> str:
     """The document."""
     tiles = "".join(
         f"<div><dt>{_text(tile.name)}</dt><dd>{_text(tile.value)}"
@@ -109,7 +109,7 @@ def _card(card: Card) -> str:
 <dl class="facts">{facts}<div><dt>replay files</dt><dd>{replays or "none was kept"}</dd></div></dl>{commands}</li>"""
 
 
-def _coverage(matrices: Sequence[Matrix]) -> str:
+def _coverage(matrices: Sequence[CampaignMatrix]) -> str:
     if not matrices:
         return (
             '<section class="panel"><h2>What was reached</h2><p class="note">No schedule was run that counts what it '
@@ -124,7 +124,7 @@ def _coverage(matrices: Sequence[Matrix]) -> str:
     return f'<section class="panel" id="coverage"><h2>What was reached, and the holes</h2>{legend}{inner}</section>'
 
 
-def _matrix(matrix: Matrix) -> str:
+def _matrix(matrix: CampaignMatrix) -> str:
     most = max((cell.runs for _, cells in matrix.rows for cell in cells), default=0)
     head = "".join(f'<th scope="col"><span>{_text(name)}</span></th>' for name in matrix.columns)
     body = "".join(
@@ -139,7 +139,7 @@ def _matrix(matrix: Matrix) -> str:
     return f"<details{' open' if matrix.is_open else ''}><summary>{title}</summary>{table}{listed}</details>"
 
 
-def _cell(cell: Cell, most: int) -> str:
+def _cell(cell: CampaignCell, most: int) -> str:
     title = f' title="{escape(visible(cell.text), quote=True)}"' if cell.text else ""
     if cell.runs:
         return f'<td class="s{shade(cell.runs, most)}"{title}>{_short(cell.runs)}</td>'

@@ -26,7 +26,7 @@ _MINUTE = 60
 
 
 @dataclass(slots=True)
-class Progress:
+class WorkProgress:
     """What long work has done so far. Counters that are None are not shown.
 
     `what`    what is done, e.g. "checking model"
@@ -65,7 +65,7 @@ class Progress:
         self.events, self.findings = sum(one["events"] for one in told), sum(one["findings"] for one in told)
 
 
-def line_of(progress: Progress, elapsed: float) -> str:
+def line_of(progress: WorkProgress, elapsed: float) -> str:
     """The line, `elapsed` seconds after the start. What matters comes first: a narrow terminal cuts the end."""
     parts = []
     if progress.done is not None:
@@ -88,7 +88,7 @@ def line_of(progress: Progress, elapsed: float) -> str:
     return f"{name}: {', '.join(parts) or _span(elapsed)}{now}"
 
 
-def _left(progress: Progress, elapsed: float) -> float | None:
+def _left(progress: WorkProgress, elapsed: float) -> float | None:
     """Seconds that are left: of the budget, or at the pace so far; None when that is not known."""
     left = None
     if progress.done and progress.of:
@@ -107,14 +107,14 @@ def _span(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-class Line:
+class LiveLine:
     """The line while it is shown. `progress` is what it shows; `tell` after it changed. `count`, when it is there, is
     asked for the counts each time the line is shown. `say` prints a line of its own above it.
     """
 
     def __init__(
         self,
-        progress: Progress,
+        progress: WorkProgress,
         print_plain: Callable[[str], None] | None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
@@ -163,18 +163,18 @@ class Line:
 
 
 @contextmanager
-def live(what: str, budget_seconds: float | None = None) -> Iterator[Line]:
+def live(what: str, budget_seconds: float | None = None) -> Iterator[LiveLine]:
     """Show a live line while work runs."""
-    progress = Progress(what, budget_seconds)
+    progress = WorkProgress(what, budget_seconds)
     console = Console(stderr=True, highlight=False)
 
     def print_line(text: str) -> None:
         console.print(visible(text), markup=False, soft_wrap=True)
 
     if not console.is_terminal or console.is_dumb_terminal:
-        yield Line(progress, print_line, print_line)
+        yield LiveLine(progress, print_line, print_line)
         return
-    line = Line(progress, None, print_line)
+    line = LiveLine(progress, None, print_line)
 
     def shown() -> Text:
         return Text(visible(line.text), style="cyan", no_wrap=True, overflow="crop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.verdict import Rule, Severity
-from specsim.world.kv import BatchInput, Disagreement, Drafted
+from specsim.world.kv import BatchInput, Disagreement, DraftRead
 from specsim.world.rule import Check, Run, Violation, first_of_each, notes
 from specsim.world.scheduler import WrongContent
 
@@ -102,7 +102,7 @@ class DraftContent(Check):
         "the drafter's KV of a position is made of the target's hidden state and the next token",
         Severity.METRIC,
     )
-    defects = (notes("drafts from another token", Drafted("0", "token", 3, expected=5, actual=6)),)
+    defects = (notes("drafts from another token", DraftRead("0", "token", 3, expected=5, actual=6)),)
 
     def after(self, run: Run) -> Iterator[Violation]:
         yield from first_of_each(
@@ -113,5 +113,5 @@ class DraftContent(Check):
                 f"{drafted.expected} at position {drafted.position}, of {drafted.rid}",
                 drafted.actual,
             )
-            for drafted, note in run.noted(Drafted)
+            for drafted, note in run.noted(DraftRead)
         )

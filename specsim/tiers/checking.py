@@ -16,7 +16,7 @@ import msgspec
 from specsim.errors import UsageError
 from specsim.isolation.conversation import ChildEnded, ended_early
 from specsim.tiers import process
-from specsim.tiers.messages import At, Check, Done, End, Failure, Found, Lost, Request
+from specsim.tiers.messages import At, CheckWork, Done, End, FailureWork, Found, Lost, Request
 from specsim.tiers.registry import TIERS
 from specsim.tiers.tier import Tier
 from specsim.tiers.transfer import process_finding, received
@@ -105,7 +105,7 @@ def _ask_once(checked: _Checked, request: Request, seconds: float, progress: Pro
     """Let one child check; whether another has to go on."""
     tier, suite = checked.tier, checked.suite
     checked.begin()
-    work = Check(skip=tuple(checked.skip), failed=tuple(checked.failed), unshrunk=tuple(checked.unshrunk))
+    work = CheckWork(skip=tuple(checked.skip), failed=tuple(checked.failed), unshrunk=tuple(checked.unshrunk))
     question = msgspec.structs.replace(request, work=work, seconds=seconds)
     try:
         for message in process.ask(question, tier.limit_seconds(question)):
@@ -133,7 +133,7 @@ def _ask_once(checked: _Checked, request: Request, seconds: float, progress: Pro
 def _take_end(checked: _Checked, request: Request, at: At, ended: ChildEnded) -> None:
     """A child ended on a case: let a fresh one make the finding of it, or make it here when that ends too."""
     tier, text = checked.tier, checked.lost or ended.text
-    work = Failure(
+    work = FailureWork(
         subject=at.subject,
         index=checked.index,
         count=at.count,

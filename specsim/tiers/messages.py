@@ -17,7 +17,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, tag_field="mode", forbid_u
     """What a child is to do."""
 
 
-class Check(Work, tag="check", frozen=True):
+class CheckWork(Work, tag="check", frozen=True):
     """Run every subject but those that earlier children are done with, or died on: `skip`. Subjects that are known to
     fail are `failed`; what is found of those in `unshrunk` stays as large as it is.
     """
@@ -27,7 +27,7 @@ class Check(Work, tag="check", frozen=True):
     unshrunk: tuple[str, ...] = ()
 
 
-class Failure(Work, tag="failure", frozen=True):
+class FailureWork(Work, tag="failure", frozen=True):
     """Make the finding of a case that ended a child: case `index` of a subject, or that of the replay file `known`.
     `place` is what the child said of it, `text` how the child ended, and `hung` that it had to be ended.
     """
@@ -102,7 +102,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     count: int
     seconds: float
     hang_seconds: float
-    work: Check | Failure | Replay | Shrink | Search | Weigh = Check()
+    work: CheckWork | FailureWork | Replay | Shrink | Search | Weigh = CheckWork()
     shrinks: bool = True
     known: tuple[str, ...] = ()
     attempts: int | None = None

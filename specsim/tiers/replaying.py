@@ -16,7 +16,7 @@ from specsim.tiers import process
 from specsim.tiers.messages import At, Replay, Replayed, Request, Shrink, Shrunk
 from specsim.tiers.process import HASH_SEEDS, Ask
 from specsim.tiers.registry import TIERS
-from specsim.tiers.tier import Outcome
+from specsim.tiers.tier import ReplayOutcome
 from specsim.tiers.transfer import kept
 
 
@@ -89,7 +89,7 @@ def replay_twice(request: Request, file: Path) -> dict[str, Any]:
     return two
 
 
-def outcome_of(stored: Stored, target: str, answer: dict[str, Any]) -> Outcome:
+def outcome_of(stored: Stored, target: str, answer: dict[str, Any]) -> ReplayOutcome:
     """What an answer shows of the finding of a replay file."""
     return TIERS[stored.tier].outcome(stored, target, answer)
 

@@ -56,7 +56,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """What a replay showed of the finding of its file.
 
     `reason`     why, one sentence; `what` is the violation alone, "" when the finding is not shown
@@ -208,7 +208,7 @@ class Tier(Protocol):
         """How the answers of two runs of one case differ, a sentence; "" when they do not."""
         ...
 
-    def outcome(self, stored: Any, target: str, answer: Answer) -> Outcome:
+    def outcome(self, stored: Any, target: str, answer: Answer) -> ReplayOutcome:
         """What an answer shows of the finding of a replay file."""
         ...
 

@@ -107,7 +107,7 @@ def _classified(func: Any) -> Operator:
     return Operator(way, name, func._op, tuple(written), names, name in _EMPTY, is_random)
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """A call of an operator: as the program made it, and with the host's copies of its tensors' bytes."""
 
     func: Any
@@ -130,7 +130,7 @@ class Operations(TorchDispatchMode):
         self.device = device
         self.operators: dict[Any, Operator] = {}
         self.shapes: dict[Any, Any] = {}
-        self.ways: dict[Way, Callable[[Call], Any]] = {
+        self.ways: dict[Way, Callable[[OperatorCall], Any]] = {
             "view": self._view,
             "in-place": self._in_place,
             "reshape": self._reshape,
@@ -175,7 +175,7 @@ class Operations(TorchDispatchMode):
         traced: list[Any] = []
         host_args = tuple([value if type(value) in _PLAIN else _on_host(value, traced) for value in args])
         host_kwargs = {name: _on_host(value, traced) for name, value in kwargs.items()} if kwargs else {}
-        call = Call(func, operator, traced, args, kwargs, host_args, host_kwargs)
+        call = OperatorCall(func, operator, traced, args, kwargs, host_args, host_kwargs)
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
             host_kwargs["device"] = _CPU
@@ -187,7 +187,7 @@ class Operations(TorchDispatchMode):
 
     # Operators on the host, some of whose arguments the device reaches.
 
-    def _of_host(self, call: Call) -> Any:
+    def _of_host(self, call: OperatorCall) -> Any:
         operator, traced = call.operator, call.traced
         if call.kwargs.get("pin_memory"):
             made = call.func(*call.host_args, **{**call.host_kwargs, "pin_memory": False})
@@ -212,11 +212,11 @@ class Operations(TorchDispatchMode):
 
     # Operators on the device.
 
-    def _view(self, call: Call) -> Any:
+    def _view(self, call: OperatorCall) -> Any:
         base = call.traced[0]
         return _each(call.on_host(), lambda view: virtual(view, base.memory, base.lease))
 
-    def _reshape(self, call: Call) -> Any:
+    def _reshape(self, call: OperatorCall) -> Any:
         """`unsqueeze_` and its kin: a tensor becomes a view of what it was. What is queued keeps its shape."""
         tensor, part = call.args[0], call.host_args[0]
         tensor.host_bytes = part = part.as_strided(part.size(), part.stride(), part.storage_offset())
@@ -228,7 +228,7 @@ class Operations(TorchDispatchMode):
             del guard
         return tensor
 
-    def _factory(self, call: Call) -> Any:
+    def _factory(self, call: OperatorCall) -> Any:
         target = call.kwargs.get("device")
         if target is not None and target.type != "cuda":
             return self._of_host(call)
@@ -272,7 +272,7 @@ class Operations(TorchDispatchMode):
         self.device.enqueue(operation)
         return operation
 
-    def _in_place(self, call: Call) -> Any:
+    def _in_place(self, call: OperatorCall) -> Any:
         call = self._on_one_device(call)
         written = _written(call)
         self._check_shapes(call, written)
@@ -283,7 +283,7 @@ class Operations(TorchDispatchMode):
         self.enqueue(call.operator.name, site, self._runner(call), uses_of(read), uses_of(written))
         return _written_result(call, written)
 
-    def _function(self, call: Call) -> Any:
+    def _function(self, call: OperatorCall) -> Any:
         call = self._on_one_device(call)
         what, site = call.operator.name, self.device.sites.here()
         is_immediate = self.device.is_immediate() and not call.operator.is_random
@@ -298,14 +298,16 @@ class Operations(TorchDispatchMode):
         self.enqueue(what, site, run, reads, uses_of(made if isinstance(made, (list, tuple)) else (made,)))
         return made
 
-    def _computed(self, call: Call, what: str, site: Site) -> tuple[Any, Callable[[Operation], Any]]:
+    def _computed(self, call: OperatorCall, what: str, site: Site) -> tuple[Any, Callable[[Operation], Any]]:
         """The results at once; None where the operator fails, to be told from an error of the call."""
         try:
             return _each(call.on_host(), lambda values: self.new(values, what, site)), _nothing
         except (RuntimeError, IndexError, ValueError):
             return None, _nothing
 
-    def _elements_read(self, call: Call, run: Callable[[Operation], Any]) -> tuple[Uses, Callable[[Operation], Any]]:
+    def _elements_read(
+        self, call: OperatorCall, run: Callable[[Operation], Any]
+    ) -> tuple[Uses, Callable[[Operation], Any]]:
         """What an operator reads. Of a memory whose elements are tracked, indexing reads those that it takes, which are
         known when it runs.
         """
@@ -324,7 +326,7 @@ class Operations(TorchDispatchMode):
 
         return reads[1:], run_and_note
 
-    def _runner(self, call: Call, made: Any = None) -> Callable[[Operation], None]:
+    def _runner(self, call: OperatorCall, made: Any = None) -> Callable[[Operation], None]:
         """Carries a call out in its turn, and puts its results into `made`. Where it fails, they stay poison."""
         device, func, args, kwargs = self.device, call.operator.compute, call.host_args, call.host_kwargs
         if call.operator.is_random:
@@ -346,7 +348,7 @@ class Operations(TorchDispatchMode):
 
         return run
 
-    def _blocking(self, call: Call) -> Any:
+    def _blocking(self, call: OperatorCall) -> Any:
         """The host waits for the result."""
         device, what, site = self.device, call.operator.name, self.device.sites.here()
         results: list[Any] = []
@@ -369,10 +371,10 @@ class Operations(TorchDispatchMode):
         stream = self.device.current
         self.device.wait_for(stream, stream.n, stream.now())
 
-    def _lift(self, call: Call) -> Any:
+    def _lift(self, call: OperatorCall) -> Any:
         return call.args[0]
 
-    def _mask(self, call: Call) -> Any:
+    def _mask(self, call: OperatorCall) -> Any:
         """Indexing. With a mask the shape depends on values, so the host waits; one value is filled in without."""
         is_write = call.operator.name != "index"
         masks = [index for index in call.args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
@@ -382,12 +384,12 @@ class Operations(TorchDispatchMode):
             self.block()
         return self._in_place(call)
 
-    def _resize(self, call: Call) -> Any:
+    def _resize(self, call: OperatorCall) -> Any:
         raise NotImplementedError(f"{call.operator.name} on the virtual device; allowed: a new tensor")
 
     # Copies.
 
-    def _to(self, call: Call) -> Any:
+    def _to(self, call: OperatorCall) -> Any:
         source, kwargs = call.args[0], call.kwargs
         target = kwargs.get("device")
         is_virtual = type(source) is VirtualTensor
@@ -433,7 +435,7 @@ class Operations(TorchDispatchMode):
             self.block()
         return out
 
-    def _copy(self, call: Call) -> Any:
+    def _copy(self, call: OperatorCall) -> Any:
         into, source = call.args[0], call.args[1]
         blocks = not (call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False))
         if type(into) is VirtualTensor and type(source) is VirtualTensor:
@@ -453,7 +455,7 @@ class Operations(TorchDispatchMode):
 
     # Shapes.
 
-    def _on_one_device(self, call: Call) -> Call:
+    def _on_one_device(self, call: OperatorCall) -> OperatorCall:
         """The call with what the host's single numbers hold now. Raises RuntimeError for other tensors of the host."""
         if _OF_DEVICE.issuperset(map(type, call.args)):
             return call
@@ -476,7 +478,7 @@ class Operations(TorchDispatchMode):
         traced = [tensor for tensor in call.traced if type(tensor) is VirtualTensor]
         return call._replace(traced=traced, host_args=tuple(host_args))
 
-    def _check_shapes(self, call: Call, written: list[Any]) -> None:
+    def _check_shapes(self, call: OperatorCall, written: list[Any]) -> None:
         """Raises at the call what the operator says of shapes and types. An `out` is not resized."""
         shape = self._shape(call)
         results = (shape,) if isinstance(shape, torch.Tensor) else shape or ()
@@ -487,7 +489,7 @@ class Operations(TorchDispatchMode):
                     f"the result's shape, {[*result.size()]}"
                 )
 
-    def _shape(self, call: Call) -> Any:
+    def _shape(self, call: OperatorCall) -> Any:
         """The results as tensors of no use but for their shapes, strides and types; None where nothing knows them."""
         options = call.host_kwargs
         key: Any = (call.func, _described(call.host_args), _described(options.items()) if options else ())
@@ -558,7 +560,7 @@ def _each(result: Any, wrapped: Callable[[torch.Tensor], Any]) -> Any:
     return result
 
 
-def _written(call: Call) -> list[Any]:
+def _written(call: OperatorCall) -> list[Any]:
     """The tensors that a call writes."""
     operator, args = call.operator, call.args
     found: list[Any] = []
@@ -571,7 +573,7 @@ def _written(call: Call) -> list[Any]:
     return found
 
 
-def _written_result(call: Call, written: list[Any]) -> Any:
+def _written_result(call: OperatorCall, written: list[Any]) -> Any:
     """What an operator returns of what it writes: nothing where its schema says so, as of the `_foreach` ones."""
     if not call.func._schema.returns:
         return None
@@ -600,7 +602,7 @@ SMALL_ELEMENTS = 4096
 """Of a tensor with which an operator is tried for its results' shapes."""
 
 
-def _of_zeros(call: Call) -> Any:
+def _of_zeros(call: OperatorCall) -> Any:
     """The results of a call on zeros of the same shapes and types; None where they are large, or it fails on them. A
     meta kernel, most of which are in Python, takes fifty times as long for small ones.
     """

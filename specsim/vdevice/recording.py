@@ -16,7 +16,7 @@ from specsim.vdevice.history import Clock, Memory, Operation
 Kind = Literal["launch", "run", "order", "wait", "access", "mark"]
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """One thing that the host or a stream does.
 
     lane    the stream's name, or "host"
@@ -48,17 +48,17 @@ class Recording:
     """
 
     def __init__(self, device: Device, count: Callable[[], int]) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[RecordedStep] = []
         self.pairs: dict[int, tuple[int, ...]] = {}
         self.shown: dict[int, int] = {}
         self._device, self._count = device, count
 
     def mark(self, text: str, who: str = "") -> None:
         """Something of the program begins."""
-        self.steps.append(Step("host", "mark", text, place_of(()), who=who))
+        self.steps.append(RecordedStep("host", "mark", text, place_of(()), who=who))
 
     def _note(self, lane: str, kind: Kind, what: str, site: Site, **more: Any) -> None:
-        self.steps.append(Step(lane, kind, what, place_of(site), **more))
+        self.steps.append(RecordedStep(lane, kind, what, place_of(site), **more))
 
     def wrapped(self) -> dict[str, Callable[..., Any]]:
         """What takes the places of methods of the device."""

@@ -21,7 +21,7 @@ from specsim.world.workload import Workload
 T = TypeVar("T")
 
 
-class Case(msgspec.Struct, frozen=True):
+class ScheduleCase(msgspec.Struct, frozen=True):
     """`setup` has what differs from the default setup, `workload` is a `Workload` in plain JSON, and `choices` has what
     was chosen for each label while the scheduler ran, without the zeros at the end.
     """

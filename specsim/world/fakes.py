@@ -16,7 +16,7 @@ class NotRunError(Exception):
     """This release, or this configuration of it, is not run: why, as a sentence."""
 
 
-class DriftError(NotRunError):
+class AdapterDriftError(NotRunError):
     """A release reads attributes of a fake that this adapter does not know, or lacks some that the adapter needs: it is
     not run.
     """
@@ -58,10 +58,10 @@ class Answers:
             yield
         except Exception as error:
             if self._drifted:
-                raise DriftError(sorted(self._drifted)) from error
+                raise AdapterDriftError(sorted(self._drifted)) from error
             raise
         if self._drifted:
-            raise DriftError(sorted(self._drifted))
+            raise AdapterDriftError(sorted(self._drifted))
 
 
 class Fake:

@@ -28,7 +28,7 @@ from specsim.isolation import fork_runner as apart
 from specsim.isolation.fork_runner import Called, run_apart
 from specsim.isolation.pipes import SIZE, received, send
 from specsim.isolation.processes import end_fork, fork
-from specsim.world.case import Case, shortened
+from specsim.world.case import ScheduleCase, shortened
 from specsim.world.schedule import Record, run_schedule
 from specsim.world.scheduler import rows_of
 
@@ -44,7 +44,7 @@ START_CPU_SECONDS_MAX = 20.0
 """Of the start of a scheduler, which takes less than one."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedSchedule(msgspec.Struct, frozen=True):
     """A schedule: a `case`, or choices that are made already, and where the others come from: `index` of a seed, or
     zeros (-1). With `records` each step is noted, with `traces` the functions that are run.
     """
@@ -55,7 +55,7 @@ class Wanted(msgspec.Struct, frozen=True):
     seconds: float = 60.0
     records: bool = False
     traces: bool = False
-    case: Case | None = None
+    case: ScheduleCase | None = None
 
     def setup(self, setups: Sequence[Setup]) -> Setup:
         """Of a table, the row that its first choice says."""
@@ -71,14 +71,14 @@ class Wanted(msgspec.Struct, frozen=True):
         return continued(self.tape, seeded(self.seed, "scheduler", self.index))
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class EndedSchedule(msgspec.Struct, frozen=True, tag=True):
     """A schedule that ended its process, or had to be ended (`hung`). `case` is what was run until then, None where it
     ended before it ran.
     """
 
     hung: bool
     text: str
-    case: Case | None = None
+    case: ScheduleCase | None = None
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):
@@ -91,17 +91,17 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     record: Record
 
 
-Outcome = Ran | Ended | NotStarted
+Outcome = Ran | EndedSchedule | NotStarted
 _outcome: msgspec.json.Decoder[Outcome] = msgspec.json.Decoder(Outcome)
-_wanted = msgspec.json.Decoder(Wanted)
+_wanted = msgspec.json.Decoder(WantedSchedule)
 
 
 def wanted(
     setups: Sequence[Setup], seed: int, index: int, seconds: float, worker: str = "fake", rust_tree: bool = False
-) -> Wanted:
+) -> WantedSchedule:
     """Schedule `index` of a seed: its setup is the next of the table with that worker, all else is drawn."""
     rows = rows_of(setups, worker, rust_tree)
-    return Wanted((rows[index % len(rows)],), seed, index, seconds)
+    return WantedSchedule((rows[index % len(rows)],), seed, index, seconds)
 
 
 class Starters:
@@ -114,7 +114,7 @@ class Starters:
         freeze()
         self._starters: dict[Setup | None, _Starter] = {}
 
-    def run(self, schedule: Wanted) -> Outcome:
+    def run(self, schedule: WantedSchedule) -> Outcome:
         """Run a schedule. The first choice of one that is drawn is the setup's number."""
         setup = None if self._target.starts_anew else schedule.setup(self._target.setups)
         starter = self._starters.get(setup)
@@ -145,7 +145,7 @@ class _Starter:
         os.close(questions)
         os.close(answers)
 
-    def run(self, schedule: Wanted) -> Outcome:
+    def run(self, schedule: WantedSchedule) -> Outcome:
         try:
             send(self._questions, msgspec.json.encode(schedule))
             content = received(self._answers)
@@ -240,10 +240,10 @@ class _Runs:
         else:
             ended = self._call(content, schedule.seconds)
         if ended is not None:
-            return Ended(ended.hung, ended.text, self._trail.case(schedule.setup(self._target.setups)))
+            return EndedSchedule(ended.hung, ended.text, self._trail.case(schedule.setup(self._target.setups)))
         (size,) = SIZE.unpack(self._shared[: SIZE.size])
         if not size:
-            return Ended(False, "leaves no record", self._trail.case(schedule.setup(self._target.setups)))
+            return EndedSchedule(False, "leaves no record", self._trail.case(schedule.setup(self._target.setups)))
         return _outcome.decode(self._shared[SIZE.size : SIZE.size + size])
 
     def _call(self, content: bytes, seconds: float) -> apart.Ended | None:
@@ -258,7 +258,7 @@ class _Runs:
             self.close()
         return ended
 
-    def _run(self, schedule: Wanted) -> None:
+    def _run(self, schedule: WantedSchedule) -> None:
         """In a fork, which has no business with the starter's pipes: a target may write to every descriptor."""
         for pipe in self._pipes:
             os.close(pipe)
@@ -280,7 +280,7 @@ class _Runs:
         self._shared[SIZE.size : SIZE.size + len(record)] = record
         self._shared[: SIZE.size] = SIZE.pack(len(record))
 
-    def _record(self, started: StartedScheduler, setup: Setup, schedule: Wanted) -> Record:
+    def _record(self, started: StartedScheduler, setup: Setup, schedule: WantedSchedule) -> Record:
         chooser, case = schedule.chooser(), schedule.case
         if case is None:
             chooser.choose(len(self._target.setups), "setup")
@@ -321,7 +321,7 @@ class Trail:
         self._memory[self._end : start] = SIZE.pack(len(line))
         self._end = end
 
-    def case(self, setup: Setup) -> Case | None:
+    def case(self, setup: Setup) -> ScheduleCase | None:
         """What was noted; None for nothing."""
         lines, place = [], 0
         while size := SIZE.unpack(self._memory[place : place + SIZE.size])[0]:
@@ -334,7 +334,7 @@ class Trail:
         choices: dict[str, list[int]] = {}
         for label, value in chosen:
             choices.setdefault(label, []).append(value)
-        return Case(setup.settings, workload, shortened(choices))
+        return ScheduleCase(setup.settings, workload, shortened(choices))
 
 
 def _place(error: BaseException) -> str:

@@ -101,7 +101,7 @@ class FreedTwice:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftRead:
     """What the draft model read and that is not of its request's own tokens: its drafts are then worth less."""
 
     rid: str

@@ -27,7 +27,7 @@ class Moment(NamedTuple):
     is_paused: bool
 
 
-class Paused(NamedTuple):
+class PauseSpan(NamedTuple):
     """A pause, and the iterations in which it was asked for and ended, -1 for not yet."""
 
     pause: Pause
@@ -69,7 +69,7 @@ class Users:
         """Requests that have ended and had run, so that the batch has lost them."""
         self._idle = 0
         self._has_waited = False
-        self.paused: list[Paused] = []
+        self.paused: list[PauseSpan] = []
         """The last one may go on."""
         self._to_pause = list(workload.pauses)
         self._resumes_at = -1
@@ -125,7 +125,7 @@ class Users:
                 return []
             pause = self._to_pause.pop(0)
             self._resumes_at = iteration + pause.iterations
-            self.paused.append(Paused(pause, iteration))
+            self.paused.append(PauseSpan(pause, iteration))
             if pause.mode == ABORT:
                 self._abort_all(iteration)
             return [self.started.pause(pause)]

@@ -15,9 +15,9 @@ from property_tests.support.attack.folder import Folder
 from property_tests.support.attack.replays import FIXTURES
 from property_tests.support.attack.runner import Attack
 from specsim.engine.marks import INTERLEAVINGS
-from specsim.fuzz.batches import Plan, family_weights, lots_of
+from specsim.fuzz.batches import BatchPlan, family_weights, lots_of
 from specsim.fuzz.store import Store
-from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.fuzz.work import Batch, BatchResult, RunFinding
 
 TABLES = ("meta", "batches", "coverage", "findings", "seen", "replays")
 # Columns that hold JSON.
@@ -38,11 +38,11 @@ def whole() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, STORE)
         with Store.open(path, campaign=7) as store:
-            plan = Plan(7, lots_of({"model": ["accounting"]}), family_weights(()))
+            plan = BatchPlan(7, lots_of({"model": ["accounting"]}), family_weights(()))
             store.set_meta(campaign="7", plan=plan.to_json())
             for number in range(2):
                 batch = Batch(7, 0, number, number * 10, 10, "model", "accounting", "any")
-                found = Found(
+                found = RunFinding(
                     signature="accounting:I54:leak:session match",
                     tier="accounting",
                     rule="I54",

@@ -21,6 +21,7 @@ import torch
 
 from specsim.contracts.contract import Role, Sizes, Tensors
 from specsim.contracts.registry import OPS
+from specsim.engines.peers import LINKS, LiftedPeer
 from specsim.engines.sglang.operations import KERNELS, KernelNames
 from specsim.engines.sglang.operations.names import named, on_grid, power_of_two, words
 from specsim.engines.sglang.operations.rows import BLOCK_PARAMETERS
@@ -89,20 +90,6 @@ class PeerNames:
     accepts: Callable[[Sizes], bool] = _any
 
 
-@dataclass(frozen=True, slots=True)
-class LiftedPeer:
-    """A release's implementation of an operation. `code` is equal for equal code, across releases; `value` is what was
-    lifted.
-    """
-
-    op: str
-    value: Any
-    where: str
-    code: str
-    accepts: Callable[[Sizes], bool]
-    prepare: Callable[[Sizes, Tensors], Call]
-
-
 def lifted_peers(source: SourceTree, store: TextStore) -> tuple[list[LiftedPeer], list[NotRun]]:
     """What a release or checkout has of the operations, and why it lacks the others of this table."""
     lifter = Lifter(source, store, SHIMS)
@@ -158,9 +145,6 @@ def _writes(call: Callable[[], object], tensors: Tensors) -> Call:
         return tensors
 
     return run
-
-
-LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 
 
 def _build_tree(kernel: Any, sizes: Sizes, t: Tensors) -> Call:

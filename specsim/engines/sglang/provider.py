@@ -28,7 +28,7 @@ from specsim.engines.sglang.operations.functions import function_subject
 from specsim.engines.sglang.operations.not_lifted import NOT_LIFTED
 from specsim.engines.sglang.operations.offsets import OFFSETS, offset_subject
 from specsim.engines.sglang.where import Place, files
-from specsim.lifting.call_sites import CallSite, Capture, find_call
+from specsim.lifting.call_sites import CallSite, CapturedCall, find_call
 from specsim.lifting.gc_pause import without_collections
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, TextStore
 from specsim.lifting.source import SourceTree
@@ -237,7 +237,7 @@ class SglangProvider:
         site, function = self._find_call(caller)
         host = tuple(place for place in caller.host if place[1] == site.callee)
         callee = lift_first(self._lifter, host) if caller.host else kernel
-        run = _CallerRun(caller, site, Capture(callee.value, callee.parameters), _DocumentedLaunch(names, kernel))
+        run = _CallerRun(caller, site, CapturedCall(callee.value, callee.parameters), _DocumentedLaunch(names, kernel))
         return Subject(
             op=caller.op,
             role="caller",
@@ -308,7 +308,7 @@ class _DocumentedLaunch:
 
     def __init__(self, names: KernelNames, kernel: LiftedFunction) -> None:
         self._names = names
-        self._capture = Capture(kernel.value, kernel.parameters)
+        self._capture = CapturedCall(kernel.value, kernel.parameters)
 
     def arguments(self, sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -319,7 +319,7 @@ class _DocumentedLaunch:
 class _CallerRun:
     """Runs an operation through the engine's own call, in an environment made from the case."""
 
-    def __init__(self, names: CallerNames, site: CallSite, callee: Capture, documented: _DocumentedLaunch) -> None:
+    def __init__(self, names: CallerNames, site: CallSite, callee: CapturedCall, documented: _DocumentedLaunch) -> None:
         self._names = names
         self._site = site
         self._callee = callee

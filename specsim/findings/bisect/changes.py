@@ -17,7 +17,7 @@ from specsim.tiers.tier import Code
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FunctionLines:
     """Lines `first` to `last` (from 1, inclusive) of the file `path`, which hold the function `function`; `line` is the
     one that was checked, and `source_hash` that of what was lifted.
     """
@@ -39,8 +39,8 @@ class ChangedFunction:
     """A function of the seam or an implementation of an operation whose code differs; None where a side lacks it."""
 
     name: str
-    before: Place | None
-    after: Place | None
+    before: FunctionLines | None
+    after: FunctionLines | None
 
     def difference(self, lines_max: int) -> list[str]:
         """The lines that went, "-LINE text", and those that came, "+LINE text", each with its number in its file. Of
@@ -80,7 +80,7 @@ def changed_functions(
     return changed
 
 
-def _place(source: SourceTree, code: Code | None) -> Place | None:
+def _place(source: SourceTree, code: Code | None) -> FunctionLines | None:
     if code is None:
         return None
     path, _, line = code.where.rpartition(":")
@@ -91,7 +91,7 @@ def _place(source: SourceTree, code: Code | None) -> Place | None:
         return None
     first, last, name = _around(tree, int(line), "")
     lines = text.splitlines()
-    return Place(
+    return FunctionLines(
         path, first, last or len(lines), int(line), name, code.source_hash, tuple(lines[first - 1 : last or None])
     )
 

@@ -15,8 +15,8 @@ from specsim.files import save_json
 from specsim.findings.bisect import report
 from specsim.findings.bisect.changes import changed_functions
 from specsim.findings.bisect.revisions import History, commits_between, releases_between
-from specsim.findings.bisect.run import EndError, Found, Step, bisect
-from specsim.findings.bisect.verdicts import FileQuestion, Limits, OpQuestion, Question, RuleQuestion
+from specsim.findings.bisect.run import CheckedRevision, EndError, FoundChange, bisect
+from specsim.findings.bisect.verdicts import AskLimits, BisectQuestion, FileQuestion, OpQuestion, RuleQuestion
 from specsim.lifting.cache import Cache
 from specsim.lifting.git import Repository
 from specsim.tiers.process import HASH_SEEDS, fork_server
@@ -36,7 +36,7 @@ def history_of(good: str, bad: str, repository: Path | None, file: Path | None =
     return releases_between(good, bad, engine if engine in ENGINES else MAIN)
 
 
-def question_of(file: Path | None, rule: str | None, only: str | None, limits: Limits) -> Question:
+def question_of(file: Path | None, rule: str | None, only: str | None, limits: AskLimits) -> BisectQuestion:
     """What is to be asked. UsageError unless exactly one of the three is given."""
     given = [name for name, value in (("FILE", file), ("--rule", rule), ("--only", only)) if value is not None]
     if len(given) != 1:
@@ -53,7 +53,7 @@ def question_of(file: Path | None, rule: str | None, only: str | None, limits: L
 
 def run(
     history: History,
-    question: Question,
+    question: BisectQuestion,
     cache: Cache,
     repository: Path | None,
     json_file: Path | None,
@@ -66,7 +66,7 @@ def run(
     say(f"{len(history.revisions)} revisions; {question.text}")
     goes_on = interrupts.until(budget_seconds or math.inf)
 
-    def on_step(step: Step) -> None:
+    def on_step(step: CheckedRevision) -> None:
         say(report.step_line(step))
         if not goes_on():
             raise EndError("the time budget was spent", "narrow it: give revisions above as --good and --bad")
@@ -88,7 +88,7 @@ def run(
     return NOT_CHECKED if found.skipped else 0
 
 
-def _files(found: Found, repository: Path | None) -> list[str]:
+def _files(found: FoundChange, repository: Path | None) -> list[str]:
     if repository is None:
         return []
     repo = Repository(repository.expanduser().absolute())

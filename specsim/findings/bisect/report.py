@@ -7,30 +7,32 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from specsim.findings.bisect.changes import ChangedFunction, Place
-from specsim.findings.bisect.run import Found, Step
-from specsim.findings.bisect.verdicts import State
+from specsim.findings.bisect.changes import ChangedFunction, FunctionLines
+from specsim.findings.bisect.run import CheckedRevision, FoundChange
+from specsim.findings.bisect.verdicts import BisectState
 
 FORMAT = "specsim.bisect/1"
 LINES_MAX = 24  # of one function's difference
 SKIPPED_MAX = 10
 
 
-def step_line(step: Step) -> str:
+def step_line(step: CheckedRevision) -> str:
     """One verdict, as it comes."""
     state, revision = step.verdict.state, step.revision
     title = "" if revision.title.endswith(revision.name.rpartition("==")[2]) else f"  {revision.title}"
-    why = f"  ({_short(step.verdict.why, 100)})" if state is State.SKIPPED else ""
+    why = f"  ({_short(step.verdict.why, 100)})" if state is BisectState.SKIPPED else ""
     return f"{revision.name:22}  {state.text:11}  {step.seconds:5.1f} s{title}{why}"
 
 
-def commands(found: Found, replay: Path) -> tuple[str, str]:
+def commands(found: FoundChange, replay: Path) -> tuple[str, str]:
     """How to see the good and the bad side again."""
     base = ("specsim", "replay", str(replay), "--target")
     return shlex.join((*base, found.good.revision.target)), shlex.join((*base, found.bad.revision.target))
 
 
-def lines_of(found: Found, changed: list[ChangedFunction], files: list[str], replay: Path, question: str) -> list[str]:
+def lines_of(
+    found: FoundChange, changed: list[ChangedFunction], files: list[str], replay: Path, question: str
+) -> list[str]:
     """The report. `files` are those that the commit changed, [] for a release."""
     revision = found.after.revision
     lines = [f"{found.what}: {revision.name}", f"   title      {revision.title}"]
@@ -61,7 +63,7 @@ def _short(text: str, width: int) -> str:
     return textwrap.shorten(text, width, placeholder=" ...")
 
 
-def _changed(found: Found, changed: list[ChangedFunction], files: list[str]) -> list[str]:
+def _changed(found: FoundChange, changed: list[ChangedFunction], files: list[str]) -> list[str]:
     if not changed:
         of = f", which changed {', '.join(files[:SKIPPED_MAX])}" if files else ""
         return [f"   changed    none of the functions that were lifted: what they use did{of}"]
@@ -76,12 +78,12 @@ def _changed(found: Found, changed: list[ChangedFunction], files: list[str]) -> 
     return lines
 
 
-def blamed_of(found: Found) -> str:
+def blamed_of(found: FoundChange) -> str:
     """The code that the finding on the bad side is of."""
     return found.bad.verdict.blamed
 
 
-def to_json(found: Found, changed: list[ChangedFunction], replay: Path, question: str) -> dict[str, Any]:
+def to_json(found: FoundChange, changed: list[ChangedFunction], replay: Path, question: str) -> dict[str, Any]:
     """The report as JSON: hashes and line ranges of the functions that changed, and no line of them."""
     good, bad = commands(found, replay)
     return {
@@ -98,12 +100,12 @@ def to_json(found: Found, changed: list[ChangedFunction], replay: Path, question
     }
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _step_json(step: CheckedRevision) -> dict[str, Any]:
     revision, verdict = step.revision, step.verdict
     return {"target": revision.target, "title": revision.title, "verdict": str(verdict.state), "why": verdict.why}
 
 
-def _place_json(place: Place | None) -> dict[str, Any] | None:
+def _place_json(place: FunctionLines | None) -> dict[str, Any] | None:
     if place is None:
         return None
     names = ("path", "first", "last", "function", "source_hash")

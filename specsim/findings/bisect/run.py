@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from specsim.errors import NondeterministicError, UsageError
 from specsim.findings.bisect.revisions import History, Revision
 from specsim.findings.bisect.search import find_change
-from specsim.findings.bisect.verdicts import Question, RevisionVerdict, State
+from specsim.findings.bisect.verdicts import BisectQuestion, BisectState, RevisionVerdict
 from specsim.lifting.cache import Cache
 from specsim.tiers.process import HASH_SEEDS, Ask
 
@@ -24,7 +24,7 @@ class EndError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckedRevision:
     """One revision that was checked, and in how many seconds."""
 
     revision: Revision
@@ -33,33 +33,37 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundChange:
     """The change. `before` and `after` are neighbours but for `skipped`, which could not be checked; `steps` counts the
     verdicts.
     """
 
-    before: Step
-    after: Step
-    skipped: tuple[Step, ...]
+    before: CheckedRevision
+    after: CheckedRevision
+    skipped: tuple[CheckedRevision, ...]
     steps: int
 
     @property
     def what(self) -> str:
         """What `after` is."""
-        return "first bad" if self.after.verdict.state is State.BAD else "first fixed"
+        return "first bad" if self.after.verdict.state is BisectState.BAD else "first fixed"
 
     @property
-    def good(self) -> Step:
-        return self.before if self.before.verdict.state is State.GOOD else self.after
+    def good(self) -> CheckedRevision:
+        return self.before if self.before.verdict.state is BisectState.GOOD else self.after
 
     @property
-    def bad(self) -> Step:
+    def bad(self) -> CheckedRevision:
         return self.after if self.good is self.before else self.before
 
 
 def bisect(
-    history: History, question: Question, children: tuple[Ask, Ask], cache: Cache, on_step: Callable[[Step], None]
-) -> Found:
+    history: History,
+    question: BisectQuestion,
+    children: tuple[Ask, Ask],
+    cache: Cache,
+    on_step: Callable[[CheckedRevision], None],
+) -> FoundChange:
     """Search a history, and when a merge is what was found, the branches that it brought. Raises as `Bisection.run`."""
     found = Bisection(history, question, children, cache, on_step).run()
     for branch in history.branches(found.after.revision) if not found.skipped else ():
@@ -77,22 +81,24 @@ class Bisection:
     def __init__(
         self,
         history: History,
-        question: Question,
+        question: BisectQuestion,
         children: tuple[Ask, Ask],
         cache: Cache,
-        on_step: Callable[[Step], None],
+        on_step: Callable[[CheckedRevision], None],
     ) -> None:
         self._revisions = history.revisions
-        self._states = (State.GOOD, State.BAD) if history.good_is_older else (State.BAD, State.GOOD)
+        self._states = (
+            (BisectState.GOOD, BisectState.BAD) if history.good_is_older else (BisectState.BAD, BisectState.GOOD)
+        )
         self._question = question
         self._children = children
         self._cache = cache
         self._on_step = on_step
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, CheckedRevision] = {}
         self._twice: set[int] = set()
         self._count = 0
 
-    def run(self) -> Found:
+    def run(self) -> FoundChange:
         """Raises UsageError for labels that the verdicts contradict, EndError for an end that cannot be checked, and
         NondeterministicError for a verdict that was not the same twice.
         """
@@ -102,32 +108,32 @@ class Bisection:
             self._confirm(place)
         steps = self._steps
         skipped = tuple(steps[place] for place in change.skipped)
-        return Found(steps[change.before], steps[change.after], skipped, self._count)
+        return FoundChange(steps[change.before], steps[change.after], skipped, self._count)
 
     def _prove_ends(self) -> None:
         last = len(self._revisions) - 1
-        bad_is_first = self._states[0] is State.BAD
+        bad_is_first = self._states[0] is BisectState.BAD
         # The bad end first: it shows what the others are asked for.
         ends = [0, last] if bad_is_first else [last, 0]
         for place in ends:
             revision = self._revisions[place]
             revision.open(self._cache)
             verdict = self._check_twice(place)
-            if verdict.state is State.SKIPPED:
+            if verdict.state is BisectState.SKIPPED:
                 label = "--bad" if place == ends[0] else "--good"
                 raise EndError(f"{label} {revision.name} cannot be checked: {verdict.why}", "give another end")
         seen = [self._steps[place].verdict for place in ends]
         bad, good = (self._revisions[place].name for place in ends)
-        if seen[0].state is State.GOOD and seen[1].state is State.BAD:
+        if seen[0].state is BisectState.GOOD and seen[1].state is BisectState.BAD:
             raise UsageError(
                 f"--bad {bad} is good ({seen[0].why}) and --good {good} is bad ({seen[1].why})",
                 f"swap them: --good {bad} --bad {good}",
             )
-        if seen[1].state is State.BAD:
+        if seen[1].state is BisectState.BAD:
             raise UsageError(
                 f"--good {good} is bad, too: {seen[1].why}", "give a revision that does not have the defect"
             )
-        if seen[0].state is State.GOOD:
+        if seen[0].state is BisectState.GOOD:
             raise UsageError(f"--bad {bad} is good, too: {seen[0].why}", "give a revision that has the defect")
 
     def _has_changed(self, place: int) -> bool | None:
@@ -137,9 +143,9 @@ class Bisection:
             revision.open(self._cache)
             verdict = self._question.check(revision.target, self._children[0], HASH_SEEDS[0])
         except UsageError as error:
-            verdict = RevisionVerdict(State.SKIPPED, error.problem)
+            verdict = RevisionVerdict(BisectState.SKIPPED, error.problem)
         self._take(place, verdict, started, 1)
-        return None if verdict.state is State.SKIPPED else verdict.state is self._states[1]
+        return None if verdict.state is BisectState.SKIPPED else verdict.state is self._states[1]
 
     def _check_twice(self, place: int) -> RevisionVerdict:
         started = time.monotonic()
@@ -166,7 +172,7 @@ class Bisection:
             raise NondeterministicError(f"{name} was {one.state.text} ({one.why}), then {two.state.text} ({two.why})")
 
     def _take(self, place: int, verdict: RevisionVerdict, started: float, count: int) -> None:
-        step = Step(self._revisions[place], verdict, time.monotonic() - started)
+        step = CheckedRevision(self._revisions[place], verdict, time.monotonic() - started)
         self._steps[place] = step
         self._count += count
         self._on_step(step)

@@ -24,7 +24,7 @@ from specsim.tiers.tier import Code, codes
 from specsim.tiers.transfer import kept
 
 
-class State(enum.StrEnum):
+class BisectState(enum.StrEnum):
     GOOD = "good"
     BAD = "bad"
     SKIPPED = "not judged"  # as the format specsim.bisect/1 has it
@@ -32,21 +32,21 @@ class State(enum.StrEnum):
     @property
     def text(self) -> str:
         """For a reader."""
-        return "not checked" if self is State.SKIPPED else str(self)
+        return "not checked" if self is BisectState.SKIPPED else str(self)
 
 
 @dataclass(frozen=True, slots=True)
 class RevisionVerdict:
     """What a revision showed. `why` is one sentence; `blamed` names the code that a finding is of, "" for none."""
 
-    state: State
+    state: BisectState
     why: str
     code: tuple[Code, ...] = ()
     blamed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AskLimits:
     """How a question is asked: where wheels lie, the seed, how many schedules or cases at most, and the seconds after
     which one of them counts as hung.
     """
@@ -72,7 +72,7 @@ class Limits:
         )
 
 
-class Question(Protocol):
+class BisectQuestion(Protocol):
     """`text` is the question in words: it "breaks ..." or "shows ..."."""
 
     text: str
@@ -87,7 +87,7 @@ class Question(Protocol):
 
 
 def _skipped(why: str) -> RevisionVerdict:
-    return RevisionVerdict(State.SKIPPED, why)
+    return RevisionVerdict(BisectState.SKIPPED, why)
 
 
 class FileQuestion:
@@ -98,7 +98,7 @@ class FileQuestion:
     that.
     """
 
-    def __init__(self, file: Path, limits: Limits, *, as_written: bool = False) -> None:
+    def __init__(self, file: Path, limits: AskLimits, *, as_written: bool = False) -> None:
         self._file = file
         self._limits = limits
         self._stored = replay_file.load(file)
@@ -115,7 +115,7 @@ class FileQuestion:
             return _skipped(error.problem.removeprefix(f"{self._file} was made for {stored.target}: "))
         if outcome.state is tier.State.SHOWN:
             self._meaning = self._meaning or outcome.meaning
-            return RevisionVerdict(State.BAD, outcome.what, outcome.code, outcome.blamed)
+            return RevisionVerdict(BisectState.BAD, outcome.what, outcome.code, outcome.blamed)
         why = f"{tier.label_of(TIERS[stored.tier].rules, stored.rule)} holds"
         if outcome.state is tier.State.NOT_RUN:
             return _skipped(outcome.reason)
@@ -129,7 +129,7 @@ class FileQuestion:
                 why += ", but the tape stands for another configuration or workload now than when it was found"
         elif outcome.meaning != self._meaning:
             return _skipped("the tape stands for another configuration or workload there")
-        return RevisionVerdict(State.GOOD, why, outcome.code, outcome.blamed)
+        return RevisionVerdict(BisectState.GOOD, why, outcome.code, outcome.blamed)
 
     def replay(self, target: str, ask: Ask) -> Path:
         return self._file
@@ -138,7 +138,7 @@ class FileQuestion:
 class RuleQuestion:
     """Whether the scheduler of a revision breaks a rule in one of the schedules of a seed."""
 
-    def __init__(self, rule: str, limits: Limits) -> None:
+    def __init__(self, rule: str, limits: AskLimits) -> None:
         rules = TIERS["scheduler"].rules
         if rule not in rules:
             raise UsageError(
@@ -156,11 +156,11 @@ class RuleQuestion:
         code, violation = codes(answer["code"]), answer["violation"]
         if violation is not None:
             why = f"{violation['signature']} in schedule {violation['schedule']}: {violation['actual']}"
-            return RevisionVerdict(State.BAD, why, code, violation["part"])
+            return RevisionVerdict(BisectState.BAD, why, code, violation["part"])
         if answer["failed"] == answer["schedules"]:
             reasons = "; ".join(sorted(set(answer["refused"].values()))) or "it raises in each"
             return _skipped(f"no schedule could be checked ({reasons})")
-        return RevisionVerdict(State.GOOD, f"no schedule of {answer['schedules']} breaks {self._rule}", code)
+        return RevisionVerdict(BisectState.GOOD, f"no schedule of {answer['schedules']} breaks {self._rule}", code)
 
     def replay(self, target: str, ask: Ask) -> Path:
         return _written(self._request(target, "found"), ask, self._limits.out)
@@ -179,7 +179,7 @@ class OpQuestion:
     """
 
     op: str
-    limits: Limits
+    limits: AskLimits
     text: str = ""
     followed: tuple[str, ...] = field(default=())
 
@@ -199,13 +199,13 @@ class OpQuestion:
         failing = [name for name, subject in checked.items() if subject["rule"]]
         if failing:
             self.followed = self.followed or tuple(failing)
-            return RevisionVerdict(State.BAD, checked[failing[0]]["title"], code, failing[0])
+            return RevisionVerdict(BisectState.BAD, checked[failing[0]]["title"], code, failing[0])
         missing = [name for name in self.followed if name not in checked]
         if missing or not checked:
             reasons = "; ".join(dict.fromkeys(entry["why"] for entry in answer["not_run"])) or "no case applies"
             return _skipped(f"{', '.join(missing) or self.op} is not run ({reasons})")
         cases = sum(subject["cases"] for subject in checked.values())
-        return RevisionVerdict(State.GOOD, f"right on {cases} cases", code, next(iter(self.followed), ""))
+        return RevisionVerdict(BisectState.GOOD, f"right on {cases} cases", code, next(iter(self.followed), ""))
 
     def replay(self, target: str, ask: Ask) -> Path:
         subject = self.check(target, ask, "").blamed

@@ -29,7 +29,7 @@ from specsim.interpreter.lockstep.compiler import MARK, Compiled, compiled
 from specsim.interpreter.lockstep.control import Machine
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
 from specsim.interpreter.lockstep.limits import Limits, Room, RoomError
-from specsim.interpreter.lockstep.memory import Checks, Memory, Span
+from specsim.interpreter.lockstep.memory import Checks, LaunchMemory, Span
 from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned
 from specsim.interpreter.lockstep.watch import Watch
 from specsim.interpreter.triton_names import Order, Program, kernel_classes
@@ -79,7 +79,7 @@ def launch(
     pointed_to = [tensor for value in bound.values() for tensor in pointees(value)]
     spans += [Span(f"what a pointer leads to ({i})", tensor) for i, tensor in enumerate(pointed_to)]
     spans += [Span(f"extra memory ({i})", tensor) for i, tensor in enumerate(extra)]
-    memory = Memory(spans, checks or Checks(), watch)
+    memory = LaunchMemory(spans, checks or Checks(), watch)
     places, total, dims = _programs(dims, order)
     group = total if code.waits else 1 if in_turn else _group(code, bound)
     memory.checks.launch(code.name)

@@ -33,7 +33,16 @@ from specsim.interpreter.lockstep.tensors import (
     rounded,
     to_tensor,
 )
-from specsim.interpreter.lockstep.watch import Access, Race, Watch, bits, element_of, lane_numbers, line_of, memory_at
+from specsim.interpreter.lockstep.watch import (
+    LaneAccess,
+    Race,
+    Watch,
+    bits,
+    element_of,
+    lane_numbers,
+    line_of,
+    memory_at,
+)
 
 MARK = "_specsim_lockstep"
 
@@ -126,7 +135,7 @@ class Checks:
         """Two programs race (`between`), or two lanes of a program, in the access at `line`, for an `element`."""
 
 
-class Memory:
+class LaunchMemory:
     """The memory of one launch."""
 
     def __init__(self, spans: Sequence[Span], checks: Checks, watch: Watch | None = None) -> None:
@@ -281,7 +290,7 @@ class Memory:
             places, keys = places[changes], keys[changes]
         if count:
             limits.note(places.nbytes + keys.nbytes)
-            watch.log.writes.append(Access(span, places, itemsize, keys, None, source_place()))
+            watch.log.writes.append(LaneAccess(span, places, itemsize, keys, None, source_place()))
 
     def update(self, pointer: Any, mask: Any, operands: Sequence[Any], combine: Any, *, orders: bool = True) -> Tensor:
         """An atomic operation: `combine(old, *operands)` is the new value of an element, lane after lane. Gives the old
@@ -410,7 +419,7 @@ class Memory:
         if watch.log is not None:
             keys = self._keys(index.shape, reads=True)
             limits.note(index.nbytes if lanes is None else index.nbytes + lanes.nbytes)
-            watch.log.reads.append(Access(span, index, itemsize, keys, lanes, source_place()))
+            watch.log.reads.append(LaneAccess(span, index, itemsize, keys, lanes, source_place()))
         elif watch.races:
             shape = (control.machine().num_programs, *index.shape[1:])
             active = np.ones(shape, bool) if lanes is None else _spread(lanes, shape)

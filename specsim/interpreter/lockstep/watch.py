@@ -119,7 +119,7 @@ _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssi
 _WRITABLE = 0x200
 
 
-class Access(NamedTuple):
+class LaneAccess(NamedTuple):
     """A load or a store: elements `index` of a span, in the lanes (all of them where None), each with its key, which is
     a program and a lane. Keys broadcast to `index`, or the other way round.
     """
@@ -150,7 +150,7 @@ def element_of(span: Any, index: int, itemsize: int) -> str:
     return f"element {index} of {span.name}" if itemsize == span.itemsize else ""
 
 
-class Found(NamedTuple):
+class FoundRace(NamedTuple):
     """A race: of two programs (`between`) or of two lanes of one, the line of the later access, and what both access,
     "" where that is not known.
     """
@@ -175,12 +175,12 @@ class _Log:
     __slots__ = ("reads", "writes")
 
     def __init__(self) -> None:
-        self.reads: list[Access] = []
-        self.writes: list[Access] = []
+        self.reads: list[LaneAccess] = []
+        self.writes: list[LaneAccess] = []
 
-    def races(self, *, between: bool, within: bool) -> list[Found]:
+    def races(self, *, between: bool, within: bool) -> list[FoundRace]:
         """Races of programs (`between`), and of the lanes of a program (`within`)."""
-        found: list[Found] = []
+        found: list[FoundRace] = []
         for region in {id(access.span.region): access.span.region for access in self.writes}.values():
             writes, reads = (
                 [access for access in some if access.span.region is region] for some in (self.writes, self.reads)
@@ -194,11 +194,11 @@ class _Log:
             for access in writes:
                 cells, keys = access.cells(region), access.keys[..., None]
                 for kind, lane in _conflicts(owner[cells], keys, None):
-                    found.append(Found("write-write", kind, line_of(access.place), access.element(lane)))
+                    found.append(FoundRace("write-write", kind, line_of(access.place), access.element(lane)))
                 owner[cells] = keys
             for access in reads:
                 for kind, lane in _conflicts(owner[access.cells(region)], access.keys[..., None], access.lanes):
-                    found.append(Found("read-write", kind, line_of(access.place), access.element(lane)))
+                    found.append(FoundRace("read-write", kind, line_of(access.place), access.element(lane)))
         return [race for race in found if (between if race.between else within)]
 
 
@@ -266,9 +266,9 @@ class Watch:
             for carried in self._carried:
                 carried.enter(region)
 
-    def end(self) -> list[Found]:
+    def end(self) -> list[FoundRace]:
         """The launch is done; what it left undefined stays so until somebody writes it. Races that the log shows."""
-        found: list[Found] = []
+        found: list[FoundRace] = []
         if self.log is not None:
             if self._before:
                 found += self.log.races(between=False, within=self.within)
@@ -316,7 +316,7 @@ class Watch:
         per = itemsize // region.cell
         return region, first[:, None] if per == 1 else first[:, None] + np.arange(per)
 
-    def part(self) -> list[Found]:
+    def part(self) -> list[FoundRace]:
         """A barrier: races of lanes so far. What comes after it does not race with what was before, in a program."""
         assert self.log is not None
         if not self.log.reads and not self.log.writes:

@@ -21,7 +21,7 @@ _STEPS = (1, 2, 5, 10, 20, 30)
 _STEPS_OF_TIME = (*_STEPS, *(_MINUTE * n for n in _STEPS), *(_HOUR * n for n in (1, 2, 4, 8)))
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """`points` are (seconds, value), seconds rising from 0. Between two of them the value is that of the first."""
 
     name: str
@@ -38,14 +38,14 @@ class Mark(NamedTuple):
 class Chart(NamedTuple):
     title: str
     note: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     marks: Sequence[Mark] = ()
 
 
 def chart_of(chart: Chart) -> str:
     """A panel with the chart, its legend and its table."""
     title = escape(visible(chart.title))
-    lines = [Line(visible(line.name), thinned(line.points)) for line in chart.lines if line.points]
+    lines = [ChartLine(visible(line.name), thinned(line.points)) for line in chart.lines if line.points]
     if not lines:
         return f'<section class="panel chart"><h2>{title}</h2><p class="note">There is nothing yet.</p></section>'
     seconds = max(line.points[-1][0] for line in lines) or 1.0
@@ -124,7 +124,7 @@ def _y(value: float, most: float) -> float:
     return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / most
 
 
-def _table(title: str, lines: Sequence[Line], seconds: float) -> str:
+def _table(title: str, lines: Sequence[ChartLine], seconds: float) -> str:
     times = [seconds * n / (ROWS_MAX - 1) for n in range(ROWS_MAX)]
     head = "".join(f'<th scope="col">{escape(line.name)}</th>' for line in lines)
     rows = "".join(
@@ -137,7 +137,7 @@ def _table(title: str, lines: Sequence[Line], seconds: float) -> str:
 <table class="index"><thead><tr><th scope="col">after</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>"""
 
 
-def _value_at(line: Line, at: float) -> float:
+def _value_at(line: ChartLine, at: float) -> float:
     """The last value by then, 0 before the first."""
     return next((value for seconds, value in reversed(line.points) if seconds <= at * 1.000001), 0.0)
 

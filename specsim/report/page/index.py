@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     facts: Sequence[tuple[str, str]] = ()
 
 
-class Table(NamedTuple):
+class IndexTable(NamedTuple):
     """A table of the index. A cell that is (text, kind) gets that class; `note` says where the data is from."""
 
     title: str
@@ -48,7 +48,7 @@ class Table(NamedTuple):
         return [*kinds, *[""] * (len(self.columns) - len(kinds))]
 
 
-def index_of(given: str, entries: Sequence[Entry], tables: Sequence[Table]) -> str:
+def index_of(given: str, entries: Sequence[Entry], tables: Sequence[IndexTable]) -> str:
     """The page `index.html` of what was `given`; groups stand in the order of their first entries."""
     shown = [entry for entry in entries if entry.page]
     without = [(visible(entry.file), visible(entry.why_not)) for entry in entries if not entry.page]
@@ -64,6 +64,6 @@ def index_of(given: str, entries: Sequence[Entry], tables: Sequence[Table]) -> s
     return document("specsim report", "report", body)
 
 
-def table_of(table: Table) -> Markup:
+def table_of(table: IndexTable) -> Markup:
     """A panel with the table."""
     return part("table", table)

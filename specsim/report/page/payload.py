@@ -18,7 +18,7 @@ Payload = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PageContext:
     """What a page is made of beside the replay: what the caller knows of the target and of this machine.
 
     `target`    the TARGET it was replayed on, with its mutant
@@ -35,7 +35,7 @@ class Shown:
     source: Mapping[str, Any] | None = None
 
 
-def payload_of(stored: Replay, answer: Mapping[str, Any], shown: Shown) -> Payload:
+def payload_of(stored: Replay, answer: Mapping[str, Any], shown: PageContext) -> Payload:
     """The payload of a finding of any tier."""
     page = TIERS[stored.tier].page(stored, shown.target.split(" with ")[0], answer)
     rules = TIERS[stored.tier].rules

@@ -9,13 +9,13 @@ from typing import Any
 
 from specsim.errors import UsageError
 from specsim.files import read_json
-from specsim.report.page.index import Table
+from specsim.report.page.index import IndexTable
 
 Cell = str | tuple[str, str]
 _FOUND, _CLEAN, _NOT_RUN = ("x", "mark yes"), ("ok", "mark no"), ("-", "mark")
 
 
-def tables_of(folder: Path) -> list[Table]:
+def tables_of(folder: Path) -> list[IndexTable]:
     """The tables of a checkout, or of any folder with its `fixtures/` and `bench/results/`."""
     found = [_matrix(folder / "fixtures"), _mutants(folder / "bench" / "results"), _speed(folder / "bench" / "results")]
     return [table for table in found if table is not None]
@@ -29,7 +29,7 @@ def _read(path: Path) -> Any:
         return None
 
 
-def _matrix(folder: Path) -> Table | None:
+def _matrix(folder: Path) -> IndexTable | None:
     """Rows are signatures, columns releases. A release that a file does not know was not run on that tier."""
     tiers = {name: _read(folder / f"{name}.expected.json") for name in _EXPECTED}
     known = {name: data for name, data in tiers.items() if isinstance(data, dict)}
@@ -44,7 +44,7 @@ def _matrix(folder: Path) -> Table | None:
         return None
     rows = [[signature, *cells.values()] for signature, cells in found.items()]
     note = "x: it has the finding; ok: what could show it was run; -: not pinned here. fixtures/*.expected.json"
-    return Table("Which release has which bug", note, ["finding", *versions], rows)
+    return IndexTable("Which release has which bug", note, ["finding", *versions], rows)
 
 
 def _signatures(entry: Any) -> set[str]:
@@ -55,7 +55,7 @@ _EXPECTED = ("releases", "scheduler")
 """NAME of each fixtures/NAME.expected.json whose signatures are listed."""
 
 
-def _mutants(folder: Path) -> Table | None:
+def _mutants(folder: Path) -> IndexTable | None:
     path = max(folder.glob("*-mutants.json"), default=None)
     data = _read(path) if path is not None else None
     if path is None or not isinstance(data, dict):
@@ -67,10 +67,10 @@ def _mutants(folder: Path) -> Table | None:
         median = (f"{schedules['median']:g}" if schedules.get("median") is not None else "-", "number")
         rows.append([mutant["id"], mutant["title"], found, median, " ".join(mutant["rules"])])
     columns = ["mutant", "what is wrong", "seeds that find it", "schedules, median", "rules"]
-    return Table("Historic bugs put back", f"{path.parent.name}/{path.name}", columns, rows)
+    return IndexTable("Historic bugs put back", f"{path.parent.name}/{path.name}", columns, rows)
 
 
-def _speed(folder: Path) -> Table | None:
+def _speed(folder: Path) -> IndexTable | None:
     rows: list[list[Cell]] = []
     for path in sorted(folder.glob("*.json")):
         data = _read(path)
@@ -89,4 +89,4 @@ def _speed(folder: Path) -> Table | None:
     if not rows:
         return None
     columns = ["benchmark", "shape", "who", "median", "times the reference", "on"]
-    return Table("Speed", "bench/results/*.json, as specsim bench writes them", columns, rows)
+    return IndexTable("Speed", "bench/results/*.json, as specsim bench writes them", columns, rows)

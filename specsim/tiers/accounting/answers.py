@@ -15,7 +15,7 @@ from specsim.engine.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.errors import UsageError
 from specsim.replay_file import ScheduleReplay
 from specsim.tiers.accounting.model_code import model_hash
-from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Shrink
+from specsim.tiers.messages import At, CheckWork, Differs, End, FailureWork, Replay, Replayed, Request, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
@@ -43,7 +43,7 @@ def load_target(text: str, mutant: str = "") -> Any:
     return load_accounting(parse_target(text))
 
 
-def check(request: Request, work: Check, messages: Messages) -> None:
+def check(request: Request, work: CheckWork, messages: Messages) -> None:
     """Simulate the target's accounting."""
     end = time.monotonic() + request.seconds
     target = load_target(request.target, request.mutant)
@@ -109,7 +109,7 @@ def _counts(result: SimulationResult) -> dict[str, int]:
     }
 
 
-def failure(request: Request, work: Failure, messages: Messages) -> None:
+def failure(request: Request, work: FailureWork, messages: Messages) -> None:
     """Make the finding of a schedule that took a child with it. Runs none of it."""
     from specsim.choices.chooser import replayed
     from specsim.engine.workload import draw_scenario
@@ -127,7 +127,7 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ScheduleOrigin:
     """What a finding says of where it comes from: the target with its mutant, and the seed."""
 
     target: str
@@ -135,12 +135,12 @@ class Origin:
     mutant: str = ""
 
 
-def origin_of(request: Request) -> Origin:
-    return Origin(request.target, request.seed, request.mutant)
+def origin_of(request: Request) -> ScheduleOrigin:
+    return ScheduleOrigin(request.target, request.seed, request.mutant)
 
 
 def failure_of(
-    tape: Sequence[int], scenario: Any, origin: Origin, index: int, rule_id: str, text: str
+    tape: Sequence[int], scenario: Any, origin: ScheduleOrigin, index: int, rule_id: str, text: str
 ) -> tuple[Finding, ScheduleReplay]:
     """The finding of schedule `index`, whose process ended as `text` says, and what its replay file holds. `tape` are
     the choices of its scenario.
@@ -282,7 +282,7 @@ def _simulated(request: Request) -> Any:
     return target
 
 
-def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, ScheduleReplay]:
+def finding_of(target: Any, found: Any, origin: ScheduleOrigin) -> tuple[Finding, ScheduleReplay]:
     """The finding of a ScheduleFinding, and what its replay file holds."""
     from specsim.tiers.accounting.decisive_pair import line
     from specsim.tiers.accounting.shown import request_lines, settings_line
@@ -319,7 +319,9 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
     return finding, dataclasses.replace(replay, digest=schedule.run.digest, order=list(order), events=events)
 
 
-def _replay_of(finding: Finding, origin: Origin, part: str, tape: Sequence[int], scenario: Any) -> ScheduleReplay:
+def _replay_of(
+    finding: Finding, origin: ScheduleOrigin, part: str, tape: Sequence[int], scenario: Any
+) -> ScheduleReplay:
     """The replay file of a finding, of a schedule that did not come to its end."""
     return ScheduleReplay(
         target=origin.target,

@@ -36,7 +36,7 @@ DOUBLED_EVERY = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RanSchedule:
     """A schedule that was run. `tape` are all its choices, the scenario's first."""
 
     scenario: Scenario
@@ -71,7 +71,7 @@ class ScheduleFinding:
 
     signature: str
     violation: Violation
-    schedule: Schedule
+    schedule: RanSchedule
     count: int
     first: int
     order: Pair | None
@@ -102,7 +102,7 @@ def run_schedule(
     refused: dict[str, int] | None = None,
     stop_at: str = "",
     engine: Callable[..., Engine] = checked_engine,
-) -> Schedule | None:
+) -> RanSchedule | None:
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
     ends at a violation with the signature `stop_at`. `engine` makes what runs it.
     """
@@ -113,7 +113,7 @@ def run_schedule(
         if refused is not None:
             refused[str(error)] = refused.get(str(error), 0) + 1
         return None
-    return Schedule(scenario, chooser.tape, run)
+    return RanSchedule(scenario, chooser.tape, run)
 
 
 def chooser_of(seed: int, index: int) -> RecordingChooser:
@@ -130,7 +130,7 @@ class _Hits:
     tapes: list[Tape] = field(default_factory=list)
     known: KnownSchedule | None = None
 
-    def add(self, schedule: Schedule, violation: Violation, known: KnownSchedule | None) -> None:
+    def add(self, schedule: RanSchedule, violation: Violation, known: KnownSchedule | None) -> None:
         if known is not None and known.signature == violation.signature:
             self.known = self.known or known
             return
@@ -172,7 +172,7 @@ def simulate(
     hits: dict[str, _Hits] = {}
     shrink_from = deadline if deadline == math.inf else deadline - SHRINK_SHARE * (deadline - time.monotonic())
 
-    def take(schedule: Schedule, index: int, each: KnownSchedule | None = None) -> None:
+    def take(schedule: RanSchedule, index: int, each: KnownSchedule | None = None) -> None:
         for violation in schedule.run.violations:
             result.signatures.add(violation.signature)
             hits.setdefault(violation.signature, _Hits(index)).add(schedule, violation, each)
@@ -258,7 +258,7 @@ def _shrunk(
     for tape in [] if hit.known else hit.starts:
         if goes_on():
             shrunk = shrink(target, tape, found.signature, SHRINK_ATTEMPTS_MAX, attempted, goes_on)
-            smallest = min(smallest, shrunk, key=Schedule.size)
+            smallest = min(smallest, shrunk, key=RanSchedule.size)
     violation = smallest.violation(found.signature)
     assert violation is not None
     found = replace(found, violation=violation, schedule=smallest)
@@ -287,7 +287,7 @@ def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, 
     return {mark: count / max(1, run) for mark, count in counts.most_common()}
 
 
-def first_difference(target: AccountingTarget, schedule: Schedule) -> str:
+def first_difference(target: AccountingTarget, schedule: RanSchedule) -> str:
     """Run a schedule again; the first event that differs, "" when none does."""
     again = run_schedule(target, replayed(schedule.tape))
     if again is not None and again.run.digest == schedule.run.digest:
@@ -301,11 +301,11 @@ def first_difference(target: AccountingTarget, schedule: Schedule) -> str:
 
 def fewer_requests(
     target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None], goes_on: Callable[[], bool]
-) -> Schedule | None:
+) -> RanSchedule | None:
     """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found before
     `goes_on` says no.
     """
-    found: Schedule | None = None
+    found: RanSchedule | None = None
     improved = True
     while improved:
         improved = False
@@ -335,7 +335,7 @@ def shrink(
     attempts_max: int,
     on_attempt: Callable[[], None],
     goes_on: Callable[[], bool] = lambda: True,
-) -> Schedule:
+) -> RanSchedule:
     """The smallest schedule that still breaks the rule of `signature`; workload, configuration and choices shrink
     together. It ends where the rule breaks. `goes_on` is asked before each attempt: no keeps what there is.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim import replay_file
 from specsim.engine.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.accounting.shown import request_lines, settings_line
-from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, label_of
+from specsim.tiers.tier import Answer, Explanation, Line, Page, ReplayOutcome, State, label_of
 from specsim.verdict import CheckedSubject, NotRun, Rule, Suite
 
 if TYPE_CHECKING:
@@ -115,16 +115,16 @@ class AccountingTier:
             return f"the digest was {one.get('digest')}, then {two.get('digest')}"
         return ""
 
-    def outcome(self, stored: ScheduleReplay, target: str, answer: Answer) -> Outcome:
+    def outcome(self, stored: ScheduleReplay, target: str, answer: Answer) -> ReplayOutcome:
         if not answer["judged"]:
-            return Outcome(State.NOT_RUN, f"{target} does not run the scenario")
+            return ReplayOutcome(State.NOT_RUN, f"{target} does not run the scenario")
         violations = answer["violations"]
         same_code, meaning = answer["same_source"] and answer["same_model"], answer["scenario"]
         for shown in filter(stored.is_shown, violations):
             what = f"expected {shown['expected']}, seen {shown['actual']}"
             where = f"{shown['part']} {shown['who']}".strip()
             reason = f"{label_of(self.rules, stored.rule)} at event {shown['event']}, {where}: {what}"
-            return Outcome(State.SHOWN, reason, what, shown["part"], same_code, meaning=meaning)
+            return ReplayOutcome(State.SHOWN, reason, what, shown["part"], same_code, meaning=meaning)
         before = next(
             (
                 f"{v['part']} fails before: {v['actual']}"
@@ -139,7 +139,7 @@ class AccountingTier:
             lines = [replay_file.event_line(event) for event in answer["events"]]
             applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
             state = State.GONE if applies else State.NO_LONGER_APPLIES
-        return Outcome(state, reason, "", stored.part, same_code, before, meaning)
+        return ReplayOutcome(state, reason, "", stored.part, same_code, before, meaning)
 
     def explain(self, stored: ScheduleReplay, target: str, answer: Answer) -> Explanation:
         named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target

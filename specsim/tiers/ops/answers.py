@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
 from specsim.errors import UsageError, no_such
-from specsim.tiers.messages import Alive, At, Check, Done, End, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.messages import Alive, At, CheckWork, Done, End, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import CheckedSubject, NotRun
@@ -92,13 +92,13 @@ def opened(request: Request, messages: Messages, device: str, op: str = "") -> T
     )
 
 
-def check(request: Request, work: Check, messages: Messages) -> None:
+def check(request: Request, work: CheckWork, messages: Messages) -> None:
     """Check every subject; kernels come before the callers that need them."""
     end = time.monotonic() + request.seconds
     device = choose_device(request.device)
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.finding import Origin, finding_of, signature_of
-    from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, Limits, check_all
+    from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, SuiteLimits, check_all
 
     known_signatures = set(request.known)
     cases: dict[str, int] = {}
@@ -110,7 +110,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     with opened(request, messages, device) as process:
         todo, not_run = asked(process.subjects, process.not_run, request)
         on_host = [s for s in todo if s.on_cpu and device == "cuda"]
-        limits = Limits(
+        limits = SuiteLimits(
             cases=request.count,
             attempts=SHRINK_ATTEMPTS_MAX if request.attempts is None else request.attempts,
             # However long it took to load the target, something of it is checked.
@@ -346,7 +346,7 @@ def search(request: Request, work: Search, messages: Messages) -> None:
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.finding import Origin, finding_of
     from specsim.tiers.ops.run import EndedError, run_case
-    from specsim.tiers.ops.suite import Limits, check_subject, chooser_of
+    from specsim.tiers.ops.suite import SuiteLimits, check_subject, chooser_of
 
     op = OPS[work.what]
     answers = []
@@ -370,7 +370,7 @@ def search(request: Request, work: Search, messages: Messages) -> None:
                     broken = outcome.violations[0]
                     break
             if broken is not None and subject.name == work.write:
-                limits = Limits(request.count)
+                limits = SuiteLimits(request.count)
                 result = check_subject(op, subject, seed=request.seed, limits=limits, launcher=process, on_case=on_case)
                 assert result.counterexample is not None
                 origin = Origin(request.target, request.seed, device)

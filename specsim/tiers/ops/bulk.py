@@ -36,7 +36,7 @@ from specsim.interpreter.triton_names import interpreted
 from specsim.reference import unchecked
 from specsim.tiers.ops.relations import is_of_requests
 from specsim.tiers.ops.rules import EQUALS_REFERENCE
-from specsim.tiers.ops.run import LaunchHere, Outcome, Violation, raise_if_lost, run_case
+from specsim.tiers.ops.run import CaseViolation, LaunchHere, Outcome, raise_if_lost, run_case
 from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, Counterexample, Failure, shrink, worst
 
 DIGITS, DIGIT_BOUND = 3, 2**21
@@ -58,29 +58,29 @@ PROBED = 64  # requests that are made to see how much memory one takes
 NARROWING_MAX = 400  # launches to find the requests that are to blame
 
 
-class Place(NamedTuple):
+class BulkPlace(NamedTuple):
     """Where a subject runs: `device` is "cpu" or "cuda", `kind` a key of REQUESTS_MAX."""
 
     device: str
     kind: str
 
 
-def place_of(op: Op, subject: Subject, device: str, seed: int) -> Place:
+def place_of(op: Op, subject: Subject, device: str, seed: int) -> BulkPlace:
     """Where a subject runs. Triton kernels on a CPU are interpreted: whether it launches any is seen on two
     requests.
     """
     if device == "cuda":
-        return Place(device, "cuda")
+        return BulkPlace(device, "cuda")
     for shape, _tape in _shapes(op, subject, seed, shapes_max=1):
         with unchecked(), _watched(0) as log, suppress(Exception):
             case = op.cases.make(torch.arange(2), shape)
             subject.run(case.sizes, _copies(case) | _arguments(op, case, 0, torch.device("cpu")))
-        return Place(device, "interpreter" if log.launches else "cpu")
-    return Place(device, "cpu")
+        return BulkPlace(device, "interpreter" if log.launches else "cpu")
+    return BulkPlace(device, "cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class BulkLaunch:
     """`count` cases of one launch: numbers `first`, `first` + 1, ... `tape` are the choices of `shape`."""
 
     shape: dict[str, int]
@@ -97,7 +97,7 @@ class Launch:
         return self.first // self.count & 1
 
 
-def packing(op: Op, subject: Subject, shape: Sizes, place: Place) -> int:
+def packing(op: Op, subject: Subject, shape: Sizes, place: BulkPlace) -> int:
     """How many requests a launch takes: a power of two, bounded by memory, by the place's own limit, by
     REQUESTS_OF_BATCH_MAX, and by the sizes that the subject accepts, as far as those grow with the requests.
     """
@@ -117,7 +117,7 @@ def packing(op: Op, subject: Subject, shape: Sizes, place: Place) -> int:
     return count
 
 
-def launches(op: Op, subject: Subject, place: Place, seed: int, cases: int) -> Iterator[Launch]:
+def launches(op: Op, subject: Subject, place: BulkPlace, seed: int, cases: int) -> Iterator[BulkLaunch]:
     """Launches with `cases` cases together, of up to SHAPES sizes by turns; none when the subject accepts no size.
     What one launch would take is spread over all sizes.
     """
@@ -133,7 +133,7 @@ def launches(op: Op, subject: Subject, place: Place, seed: int, cases: int) -> I
             return
         shape, tape, packed = chosen[turn % len(chosen)]
         count = min(packed, cases, spread if total <= packed else cases)
-        yield Launch(shape, tape, first, count)
+        yield BulkLaunch(shape, tape, first, count)
         first, cases, turn = first + count, cases - count, turn + 1
 
 
@@ -224,7 +224,7 @@ def _arguments(op: Op, case: Case, which: int, device: torch.device) -> Tensors:
     }
 
 
-def make_and_check(op: Op, subject: Subject, launch: Launch, place: Place) -> Tensor:
+def make_and_check(op: Op, subject: Subject, launch: BulkLaunch, place: BulkPlace) -> Tensor:
     """Make the cases of a launch, run them and compare: `is_wrong` of all of them together."""
     with unchecked():
         case = op.cases.make(launch.numbers(place.device), launch.shape)
@@ -242,7 +242,9 @@ def is_wrong_now(op: Op, subject: Subject, shape: Sizes, numbers: Tensor, which:
         raise
 
 
-def narrowed(op: Op, subject: Subject, launch: Launch, place: Place, on_attempt: Callable[[], None]) -> list[int]:
+def narrowed(
+    op: Op, subject: Subject, launch: BulkLaunch, place: BulkPlace, on_attempt: Callable[[], None]
+) -> list[int]:
     """The numbers of a wrong launch that are wrong together and of which none, up to a number of attempts, can be left
     out: one, unless it takes several. Empty when the launch is right this time.
     """
@@ -286,7 +288,7 @@ def with_bulk_cases(op: Op) -> Op:
     return replace(op, cases=replace(op.cases, draw_single=lambda _chooser: {}, draw_numbers=draw_numbers))
 
 
-def tape_of(op: Op, launch: Launch, numbers: Sequence[int]) -> Tape:
+def tape_of(op: Op, launch: BulkLaunch, numbers: Sequence[int]) -> Tape:
     """The choices by which `with_bulk_cases` makes these requests of a launch: nothing is overridden."""
     sizes = iter(launch.tape)
     digits = [number // DIGIT_BOUND**place % DIGIT_BOUND for number in numbers for place in range(DIGITS)[::-1]]
@@ -321,7 +323,7 @@ def check_in_bulk(
     cases: int,
     device: str,
     deadline: float,
-    on_launch: Callable[[int, Launch], None],
+    on_launch: Callable[[int, BulkLaunch], None],
     on_attempt: Callable[[], None],
     attempts: int = SHRINK_ATTEMPTS_MAX,
 ) -> BulkResult:
@@ -353,7 +355,7 @@ def check_in_bulk(
 def _counterexample(
     op: Op,
     subject: Subject,
-    launch: Launch,
+    launch: BulkLaunch,
     numbers: list[int],
     device: str,
     on_attempt: Callable[[], None],
@@ -374,7 +376,7 @@ def _counterexample(
         return replace(found, explanation="; ".join(filter(None, [found.explanation, said])))
     company = f"in a launch of {len(numbers)} requests and not in guarded memory" if numbers else "once, and not again"
     title = f"results of {launch.count} requests differ from the reference {company}"
-    violation = Violation(EQUALS_REFERENCE, title, "the same results each time", title)
+    violation = CaseViolation(EQUALS_REFERENCE, title, "the same results each time", title)
     shown = Outcome((violation,), outcome.digest)
     return Counterexample(case, tape, shown, EQUALS_REFERENCE, reach, 1, said)
 

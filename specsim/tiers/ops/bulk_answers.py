@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
-from specsim.tiers.messages import At, Check, End, Failure, Lost, Request
+from specsim.tiers.messages import At, CheckWork, End, FailureWork, Lost, Request
 from specsim.tiers.ops.answers import ON_CPU, asked, choose_device, load_subjects, send_done
 from specsim.tiers.transfer import found as found_message
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from specsim.contracts.contract import Op, Sizes
     from specsim.contracts.provider import Subject
     from specsim.isolation.messages import Messages
-    from specsim.tiers.ops.bulk import Launch
+    from specsim.tiers.ops.bulk import BulkLaunch
 
 DEVICE_START_SECONDS = 60.0  # a fork starts the device and compiles kernels
 
 
-def check(request: Request, work: Check, messages: Messages) -> None:
+def check(request: Request, work: CheckWork, messages: Messages) -> None:
     """Check every subject that the request does not skip, in launches of thousands of cases."""
     device = choose_device(request.device)
     from specsim.contracts.registry import OPS
@@ -81,7 +81,7 @@ class _OnLaunch:
         self._index = 0
         self._place: dict[str, Any] = {"device": device, "tape": [], "first": 0, "count": 1}
 
-    def __call__(self, index: int, launch: Launch) -> None:
+    def __call__(self, index: int, launch: BulkLaunch) -> None:
         self._index = index
         self._place |= {"tape": list(launch.tape), "first": launch.first, "count": launch.count}
         self.again()
@@ -111,7 +111,7 @@ def _until_lost(messages: Messages) -> Iterator[None]:
         os._exit(1)
 
 
-def failure(request: Request, work: Failure, messages: Messages) -> None:
+def failure(request: Request, work: FailureWork, messages: Messages) -> None:
     """Find which request of a launch ended its process, each part in a fork of its own, and make the finding of it."""
     place, device = work.place, work.place["device"]
     os.environ["TRITON_INTERPRET"] = "1"
@@ -120,7 +120,7 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
     from specsim.choices.chooser import replayed
     from specsim.contracts.registry import OPS
     from specsim.isolation.fork_runner import Ended, blame, run_apart
-    from specsim.tiers.ops.bulk import Launch, tape_of, with_bulk_cases
+    from specsim.tiers.ops.bulk import BulkLaunch, tape_of, with_bulk_cases
     from specsim.tiers.ops.finding import Origin, process_failure
     from specsim.tiers.ops.rules import ENDS, SURVIVES
 
@@ -141,7 +141,7 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
         return
     ended = ended or Ended(False, f"{work.text}, once and not again")
     hung, text = ended if count == 1 else (ended.hung, f"{ended.text}, in a launch of {count} requests alone")
-    tape = tape_of(op, Launch(shape, tuple(place["tape"]), first, count), range(first, first + count))
+    tape = tape_of(op, BulkLaunch(shape, tuple(place["tape"]), first, count), range(first, first + count))
     finding = process_failure(
         op,
         subject,

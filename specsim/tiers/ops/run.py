@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class CaseViolation:
     """A broken rule on one case."""
 
     rule: Rule
@@ -45,15 +45,15 @@ class Outcome:
     is of inputs, the defined part of outputs and violations, and the same on every machine.
     """
 
-    violations: tuple[Violation, ...]
+    violations: tuple[CaseViolation, ...]
     digest: str
     checked: bool = True
 
-    def of(self, rule: Rule) -> Violation | None:
+    def of(self, rule: Rule) -> CaseViolation | None:
         return next((v for v in self.violations if v.rule is rule), None)
 
 
-class Compared(NamedTuple):
+class ComparedOutput(NamedTuple):
     """An output: the reference's, the implementation's, which elements are defined, and which differ."""
 
     expected: torch.Tensor
@@ -270,7 +270,7 @@ def run_case(
     if not found and run.undefined:
         found += run.depends_on_undefined(results[0])
     if run.race:
-        found.append(Violation(rules.DOES_NOT_RACE, run.race, "accesses that are ordered", run.race))
+        found.append(CaseViolation(rules.DOES_NOT_RACE, run.race, "accesses that are ordered", run.race))
     if related and not found:
         found += _broken_relation(op, subject, case, launcher)
     return Outcome(tuple(found), _digest(op, case, results, found))
@@ -283,19 +283,19 @@ def _checked_far(op: Op, subject: Subject, case: Case, launcher: Launcher) -> Ou
     found = []
     if overflow:
         text = f"{overflow[0]} at {subject.where.rpartition(':')[0]}:{overflow[1]}"
-        found = [Violation(rules.OFFSETS_FIT, text, "offsets that fit their type", text)]
+        found = [CaseViolation(rules.OFFSETS_FIT, text, "offsets that fit their type", text)]
     return Outcome(tuple(found), _digest(op, case, [], found))
 
 
-def _needs_luck(lines: set[int]) -> Violation:
+def _needs_luck(lines: set[int]) -> CaseViolation:
     numbers = ", ".join(map(str, sorted(lines)))
     title = f"what the masked-off lanes of loads without `other` hold changes the result (lines {numbers})"
-    return Violation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")
+    return CaseViolation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")
 
 
-def _needs_an_order() -> Violation:
+def _needs_an_order() -> CaseViolation:
     title = "the result changes when the programs of a launch run last one first"
-    return Violation(rules.IGNORES_ORDER, title, "the same in every order", "another one")
+    return CaseViolation(rules.IGNORES_ORDER, title, "the same in every order", "another one")
 
 
 class _Run:
@@ -311,11 +311,11 @@ class _Run:
         self.undefined: set[str] = set()
         self.race = ""
 
-    def twice(self, freedoms: Freedoms) -> tuple[list[Violation], list[Tensors], set[int]]:
+    def twice(self, freedoms: Freedoms) -> tuple[list[CaseViolation], list[Tensors], set[int]]:
         """The violations under both poisons, the defined results of each, and the lines of the loads without `other`
         of which lanes were poisoned.
         """
-        violations: list[Violation] = []
+        violations: list[CaseViolation] = []
         defined_results: list[Tensors] = []
         lines: set[int] = set()
         for which in (0, 1):
@@ -329,22 +329,26 @@ class _Run:
             violations += _poison_dependence(defined_results)
         return violations, defined_results, lines
 
-    def once(self, which: int, freedoms: Freedoms) -> tuple[list[Violation], Tensors | None, frozenset[int]]:
+    def once(self, which: int, freedoms: Freedoms) -> tuple[list[CaseViolation], Tensors | None, frozenset[int]]:
         """The violations of one run, its outputs (None when it raised), and the lines as `Launched` has them."""
         op, case = self._op, self._case
         launched = self._launcher.launch(op, self._subject, case, which, freedoms)
         self.race = self.race or launched.race
         if launched.misfit:
             text = launched.raised
-            return [Violation(rules.FITS_CONTRACT, text, "outputs as the contract says", text)], None, launched.lines
+            return (
+                [CaseViolation(rules.FITS_CONTRACT, text, "outputs as the contract says", text)],
+                None,
+                launched.lines,
+            )
         if launched.results is None:
             text = f"raises {launched.raised}"
-            return [Violation(rules.DOES_NOT_RAISE, text, "no exception", text)], None, launched.lines
+            return [CaseViolation(rules.DOES_NOT_RAISE, text, "no exception", text)], None, launched.lines
         try:
             results = {arg.name: arg.check(launched.results.get(arg.name), case.sizes) for arg in op.outputs}
         except WrongResultError as error:
             return (
-                [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))],
+                [CaseViolation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))],
                 None,
                 (launched.lines),
             )
@@ -367,7 +371,7 @@ class _Run:
                 break
         return found, results, launched.lines
 
-    def depends_on_undefined(self, results: Tensors) -> list[Violation]:
+    def depends_on_undefined(self, results: Tensors) -> list[CaseViolation]:
         """An undefined value reached something. That counts if the result is another one, or breaks a rule, with a
         value of its own in each undefined lane of each load: two poisons may cancel each other.
         """
@@ -377,35 +381,35 @@ class _Run:
         if not changed:
             return []
         title = f"what masked-off lanes or unwritten memory hold changes the result: it reaches {uses}"
-        return [Violation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")]
+        return [CaseViolation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")]
 
     def _defined_of(self, results: Tensors) -> Tensors:
         return {name: results[name][self.defined[name]] for name in results}
 
 
-def _out_of_bounds(stray: str, guarded: dict[str, GuardedTensor]) -> list[Violation]:
+def _out_of_bounds(stray: str, guarded: dict[str, GuardedTensor]) -> list[CaseViolation]:
     if stray:
-        return [Violation(rules.STAYS_IN_BOUNDS, stray, "accesses inside the given tensors", stray)]
+        return [CaseViolation(rules.STAYS_IN_BOUNDS, stray, "accesses inside the given tensors", stray)]
     for name, tensor in guarded.items():
         index = tensor.first_stray_write()
         if index is not None:
             text = f"writes element {index} of {name}, which has {tensor.view.numel()}"
-            return [Violation(rules.STAYS_IN_BOUNDS, text, "accesses inside the given tensors", text)]
+            return [CaseViolation(rules.STAYS_IN_BOUNDS, text, "accesses inside the given tensors", text)]
     return []
 
 
-def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor], moved: Tensors) -> list[Violation]:
+def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor], moved: Tensors) -> list[CaseViolation]:
     for arg in op.tensor_args:
         if arg.role is Role.IN:
             before, after = case.tensors[arg.name], moved.get(arg.name, guarded[arg.name].view)
             if before.shape != after.shape:
                 shapes = [f"{arg.name} of shape {list(tensor.shape)}" for tensor in (before, after)]
-                return [Violation(rules.LEAVES_INPUTS, f"input {arg.name} has another shape afterwards", *shapes)]
+                return [CaseViolation(rules.LEAVES_INPUTS, f"input {arg.name} has another shape afterwards", *shapes)]
             changed = differing(before, after)
             if bool(changed.any()):
                 at = tuple(int(i) for i in changed.nonzero()[0])
                 return [
-                    Violation(
+                    CaseViolation(
                         rules.LEAVES_INPUTS,
                         f"input {arg.name}{list(at)} is changed",
                         f"{arg.name}{list(at)} = {before[at].item()}",
@@ -417,14 +421,14 @@ def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor], moved
 
 def _first_difference(
     op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
-) -> Violation | None:
+) -> CaseViolation | None:
     """The first defined element, in memory order, that differs from the reference."""
     differs = _differing(op, name, expected, actual, defined)
     if not differs.any():
         return None
     at = tuple(int(i) for i in differs.nonzero()[0])
     place = f"{name}{list(at)}"
-    return Violation(
+    return CaseViolation(
         rules.EQUALS_REFERENCE,
         f"{place} differs from the reference",
         f"{place} = {expected[at].item()}",
@@ -441,7 +445,7 @@ def _differing(op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, 
 
 def compared(
     op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu", launcher: Launcher | None = None
-) -> dict[str, Compared]:
+) -> dict[str, ComparedOutput]:
     """The outputs of one run by name, beside the reference's: of the first that differs, under the other poison, with
     poisoned lanes or in another order of programs; of the plain one when none does; none when that raised.
     """
@@ -449,11 +453,11 @@ def compared(
     runs = [(0, PLAIN), (1, PLAIN)]
     if interpreted():
         runs += [(which, Freedoms(lanes=True)) for which in (0, 1)] + [(1, Freedoms(backwards=True))]
-    plain: dict[str, Compared] | None = None
+    plain: dict[str, ComparedOutput] | None = None
     for which, freedoms in runs:
         _, results, _lines = run.once(which, freedoms)
         found = {
-            name: Compared(
+            name: ComparedOutput(
                 run.expected[name],
                 actual,
                 run.defined[name],
@@ -469,7 +473,7 @@ def compared(
     return plain or {}
 
 
-def _poison_dependence(results: list[Tensors]) -> list[Violation]:
+def _poison_dependence(results: list[Tensors]) -> list[CaseViolation]:
     first, second = results
     for name in first:
         changed = differing(first[name], second[name])
@@ -477,19 +481,19 @@ def _poison_dependence(results: list[Tensors]) -> list[Violation]:
             index = int(changed.nonzero()[0])
             values = f"{first[name][index].item()} and {second[name][index].item()}"
             title = f"a defined element of {name} changes with the content of undefined memory"
-            return [Violation(rules.IGNORES_UNDEFINED, title, "the same under both poisons", values)]
+            return [CaseViolation(rules.IGNORES_UNDEFINED, title, "the same under both poisons", values)]
     return []
 
 
-def _broken_relation(op: Op, subject: Subject, case: Case, launcher: Launcher) -> list[Violation]:
+def _broken_relation(op: Op, subject: Subject, case: Case, launcher: Launcher) -> list[CaseViolation]:
     try:
         found = relation_broken_by(op, subject, case, launcher)
     except (RelatedCaseError, WrongResultError) as error:
-        return [Violation(rules.KEEPS_RELATIONS, f"a related case raises {error}", "no exception", "")]
+        return [CaseViolation(rules.KEEPS_RELATIONS, f"a related case raises {error}", "no exception", "")]
     if found is None:
         return []
     title = f"{found.place} is another with {found.what}"
-    return [Violation(rules.KEEPS_RELATIONS, title, found.expected, found.actual)]
+    return [CaseViolation(rules.KEEPS_RELATIONS, title, found.expected, found.actual)]
 
 
 def relation_broken_by(op: Op, subject: Subject, case: Case, launcher: Launcher) -> Difference | None:
@@ -506,7 +510,7 @@ def relation_broken_by(op: Op, subject: Subject, case: Case, launcher: Launcher)
     return broken_relation(op, subject.accepts, run, case)
 
 
-def _digest(op: Op, case: Case, results: list[Tensors], violations: list[Violation]) -> str:
+def _digest(op: Op, case: Case, results: list[Tensors], violations: list[CaseViolation]) -> str:
     """SHA-256 of the case, the defined outputs under both poisons, and what was wrong."""
     digest = hashlib.sha256(f"{op.name}\n{sorted(case.sizes.items())}\n".encode())
     for tensors in [case.tensors, *results]:

@@ -89,7 +89,7 @@ class SubjectResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SuiteLimits:
     """How much is done. `cases` of each subject, divided by its cost, but never below `first_round`; `attempts` at a
     smaller case of each finding, divided alike; `deadline` of time.monotonic. `stopped` ends everything as the deadline
     does. What `shrinks` refuses stays as large as it is.
@@ -117,7 +117,7 @@ def chooser_of(seed: int, subject: Subject, index: int) -> RecordingChooser:
 class SubjectCheck:
     """The checking of one subject, which can be left and gone on with."""
 
-    def __init__(self, op: Op, subject: Subject, seed: int, limits: Limits, launcher: Launcher) -> None:
+    def __init__(self, op: Op, subject: Subject, seed: int, limits: SuiteLimits, launcher: Launcher) -> None:
         self.op = op
         self.subject = subject
         self.result = SubjectResult()
@@ -225,7 +225,7 @@ def check_all(
     subjects: Sequence[Subject],
     *,
     seed: int,
-    limits: Limits,
+    limits: SuiteLimits,
     launcher: Launcher,
     on_case: Callable[[Subject, int], None],
     known: Callable[[Op, Subject], Sequence[KnownCase]] = lambda _op, _subject: (),
@@ -300,7 +300,7 @@ def _equal_part(seconds: float, needs: Sequence[float]) -> float:
     return math.inf
 
 
-def _goals(limits: Limits) -> Iterator[int]:
+def _goals(limits: SuiteLimits) -> Iterator[int]:
     """How many cases each subject has after each round."""
     goal = min(limits.first_round, limits.cases)
     while goal < limits.cases:
@@ -318,7 +318,7 @@ def check_subject(
     subject: Subject,
     *,
     seed: int,
-    limits: Limits,
+    limits: SuiteLimits,
     launcher: Launcher | None = None,
     on_case: Callable[[int], None] = lambda _index: None,
 ) -> SubjectResult:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim import replay_file
 from specsim.engines.registry import ENGINES, MAIN
 from specsim.isolation.conversation import START_SECONDS_MAX
-from specsim.tiers.messages import Check, Failure
+from specsim.tiers.messages import CheckWork, FailureWork
 from specsim.tiers.not_run import LACKS
 from specsim.tiers.ops.rules import ENDS, SURVIVES
 from specsim.tiers.ops.written import written
-from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of, why_of
+from specsim.tiers.tier import Answer, Explanation, Line, Page, ReplayOutcome, State, codes, label_of, why_of
 from specsim.verdict import CheckedSubject, Rule, Suite
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class OpsTier:
     def limit_seconds(self, request: Request) -> float:
         if not request.bulk:
             return request.hang_seconds + START_SECONDS_MAX  # of the process that runs the target, which has its own
-        return START_SECONDS_MAX if isinstance(request.work, Failure) else request.hang_seconds
+        return START_SECONDS_MAX if isinstance(request.work, FailureWork) else request.hang_seconds
 
     def blames(self, request: Request) -> bool:
         return request.bulk
@@ -107,18 +107,18 @@ class OpsTier:
             return f"the digest of the outputs was {one.get('digest')}, then {two.get('digest')}"
         return ""
 
-    def outcome(self, stored: OpReplay, target: str, answer: Answer) -> Outcome:
+    def outcome(self, stored: OpReplay, target: str, answer: Answer) -> ReplayOutcome:
         if not answer["judged"]:
-            return Outcome(State.NOT_RUN, f"{target} does not accept the configuration of the case")
+            return ReplayOutcome(State.NOT_RUN, f"{target} does not accept the configuration of the case")
         violations, code = answer["violations"], codes(answer.get("code", ()))
         subject, same_code = answer["subject"], answer["same_source"]
         for shown in filter(stored.is_shown, violations):
-            return Outcome(State.SHOWN, shown["title"], shown["title"], subject, same_code, code=code)
+            return ReplayOutcome(State.SHOWN, shown["title"], shown["title"], subject, same_code, code=code)
         before = next((v["actual"] for v in violations if v["rule"] in self.end_rules), "")
         unheard = replay_file.unheard(violations)
         state = State.UNHEARD if unheard else State.GONE
         reason = unheard or f"{label_of(self.rules, stored.rule)} holds"
-        return Outcome(state, reason, "", subject, same_code, before, code=code)
+        return ReplayOutcome(state, reason, "", subject, same_code, before, code=code)
 
     def explain(self, stored: OpReplay, target: str, answer: Answer) -> Explanation:
         lines = [Line("sizes", ", ".join(f"{name}={size}" for name, size in stored.sizes.items()))]
@@ -160,5 +160,5 @@ class OpsTier:
         return Page("case", {**blamed, **where}, parts)
 
     def answers(self, request: Request) -> str:
-        in_bulk = request.bulk and isinstance(request.work, Check | Failure)
+        in_bulk = request.bulk and isinstance(request.work, CheckWork | FailureWork)
         return "specsim.tiers.ops.bulk_answers" if in_bulk else "specsim.tiers.ops.answers"

@@ -21,13 +21,13 @@ from specsim.replay_file import SchedulerReplay
 from specsim.rules.device import StreamRace
 from specsim.rules.process import HostException, violation_of_end
 from specsim.rules.table import BY_ID, CHECKS, depth_of
-from specsim.tiers.messages import At, Check, Differs, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.messages import At, CheckWork, Differs, End, FailureWork, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Covered, Finding, NotRun, Severity
-from specsim.world.case import Case
-from specsim.world.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, wanted
+from specsim.world.case import ScheduleCase
+from specsim.world.forks import EndedSchedule, NotStarted, Outcome, Ran, Starters, WantedSchedule, wanted
 from specsim.world.rule import Violation
 from specsim.world.schedule import Record, first_other_launch, plain_violation
 from specsim.world.scheduler import IN_RUST, Setup, rows_of
@@ -61,7 +61,7 @@ class _Hit:
     """
 
     violation: Violation
-    wanted: Wanted
+    wanted: WantedSchedule
     outcome: Outcome
     count: int = 0
     known: str = ""
@@ -85,13 +85,13 @@ class _Hit:
         return self.outcome.record if isinstance(self.outcome, Ran) else None
 
     @property
-    def case(self) -> Case | None:
+    def case(self) -> ScheduleCase | None:
         """The schedule said outright; None where it ended before it ran."""
         return case_of(self.wanted, self.outcome)
 
 
 @dataclass(slots=True)
-class Counts:
+class ScheduleCounts:
     schedules: int = 0
     iterations: int = 0
     hits: dict[str, _Hit] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Counts:
     ran: dict[str, Counter[int]] = field(default_factory=dict)
     """By file in how many schedules a statement was run, by its first line."""
 
-    def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
+    def take(self, schedule: WantedSchedule, outcome: Outcome) -> list[str]:
         """Note what a schedule showed; the signatures that are new, or come first for the first time."""
         if isinstance(outcome, NotStarted):
             return []
@@ -159,7 +159,7 @@ class Counts:
         ]
         return min(causes, key=lambda other: (-self.hits[other].count, other), default="")
 
-    def take_known(self, schedule: Wanted, outcome: Outcome, signature: str, name: str) -> bool:
+    def take_known(self, schedule: WantedSchedule, outcome: Outcome, signature: str, name: str) -> bool:
         """Note whether the schedule of a replay file shows its finding. It is none of those that were drawn."""
         shown = [v for v in violations_of(outcome) if v.signature == signature]
         if not shown or signature in self.hits:
@@ -181,18 +181,18 @@ def violations_of(outcome: Outcome) -> tuple[Violation, ...]:
     """The rules that a schedule broke, that of its process among them."""
     if isinstance(outcome, Ran):
         return outcome.record.violations
-    if isinstance(outcome, Ended):
+    if isinstance(outcome, EndedSchedule):
         return (violation_of_end(outcome.hung, outcome.text),)
     return ()
 
 
-def case_of(schedule: Wanted, outcome: Outcome) -> Case | None:
+def case_of(schedule: WantedSchedule, outcome: Outcome) -> ScheduleCase | None:
     """A schedule that was run, said outright; None where it ended before it ran."""
     if schedule.case is not None:
         return schedule.case
     if isinstance(outcome, Ran):
-        return Case(outcome.record.settings, outcome.record.workload, outcome.record.choices)
-    return outcome.case if isinstance(outcome, Ended) else None
+        return ScheduleCase(outcome.record.settings, outcome.record.workload, outcome.record.choices)
+    return outcome.case if isinstance(outcome, EndedSchedule) else None
 
 
 def load_target(request: Request) -> SchedulerTarget | NotRun:
@@ -205,7 +205,7 @@ def load_target(request: Request) -> SchedulerTarget | NotRun:
     return load_scheduler(parse_target(request.target), Cache(Path(request.cache)), request.mutant, root, request.lines)
 
 
-def check(request: Request, work: Check, messages: Messages) -> None:
+def check(request: Request, work: CheckWork, messages: Messages) -> None:
     """Run the schedules of known findings, then drawn ones."""
     end = time.monotonic() + request.seconds
     messages.send(At(subject=IMPORT))
@@ -214,7 +214,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         messages.send(End(not_run=[target]))
         return
     messages.send(At(subject=SUBJECT))
-    counts, starters = Counts(), Starters(target, CHECKS)
+    counts, starters = ScheduleCounts(), Starters(target, CHECKS)
     trees = (False, True) if target.has_rust_tree else (False,)
     rows = {rust_tree: rows_of(target.setups, request.worker, rust_tree) for rust_tree in trees}
     setups = [target.setups[row].name for of_tree in rows.values() for row in of_tree]
@@ -264,7 +264,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     )
 
 
-def _drawn(request: Request, setups: Sequence[Setup], trees: Sequence[bool]) -> Iterator[Wanted]:
+def _drawn(request: Request, setups: Sequence[Setup], trees: Sequence[bool]) -> Iterator[WantedSchedule]:
     """Schedules of every setup by turns. Those on the radix tree in Rust are beside the others and come after them, so
     that a Python that cannot load it runs the same others.
     """
@@ -273,7 +273,7 @@ def _drawn(request: Request, setups: Sequence[Setup], trees: Sequence[bool]) -> 
             yield wanted(setups, request.seed, index, request.hang_seconds, request.worker, rust_tree)
 
 
-def _ran_of(lines: Mapping[str, Sequence[int]], target: SchedulerTarget, counts: Counts) -> dict[str, int]:
+def _ran_of(lines: Mapping[str, Sequence[int]], target: SchedulerTarget, counts: ScheduleCounts) -> dict[str, int]:
     """Of these lines, by file, those that schedules ran, and how many did."""
     found = {}
     for file in sorted(lines.keys() & counts.ran.keys()):
@@ -284,7 +284,7 @@ def _ran_of(lines: Mapping[str, Sequence[int]], target: SchedulerTarget, counts:
     return found
 
 
-def coverage_of(target: SchedulerTarget, counts: Counts) -> dict[str, Covered]:
+def coverage_of(target: SchedulerTarget, counts: ScheduleCounts) -> dict[str, Covered]:
     """By file how much of its functions schedules ran."""
     found = {}
     for file in sorted({*target.imported, *counts.ran}):
@@ -303,7 +303,12 @@ def _engine_of(target: str) -> str:
 
 
 def _run_known(
-    request: Request, target: SchedulerTarget, starters: Starters, counts: Counts, messages: Messages, end: float
+    request: Request,
+    target: SchedulerTarget,
+    starters: Starters,
+    counts: ScheduleCounts,
+    messages: Messages,
+    end: float,
 ) -> None:
     """Run the schedules of the replay files in the request's folder, those of the same worker and of no mutant. What
     they show is small. Those of an engine say nothing of another one.
@@ -330,7 +335,7 @@ def _send_finding(
     request: Request,
     target: SchedulerTarget,
     starters: Starters,
-    counts: Counts,
+    counts: ScheduleCounts,
     signature: str,
     messages: Messages,
     goes_on: Callable[[], bool],
@@ -359,7 +364,7 @@ def _shrink(
         if not goes_on():
             return None
         messages.send(At(subject=SUBJECT, index=-1))
-        outcome = starters.run(Wanted(tape, seconds=request.hang_seconds))
+        outcome = starters.run(WantedSchedule(tape, seconds=request.hang_seconds))
         violations = violations_of(outcome)
         for violation in violations[:1] if comes_first else violations:
             if violation.signature == signature and isinstance(outcome, Ran):
@@ -374,10 +379,10 @@ def _shrink(
     best = shrinker.run()
     if best in shown:
         record, hit.violation = shown[best]
-        hit.wanted, hit.outcome, hit.is_shrunk = Wanted(best), Ran(record), True
+        hit.wanted, hit.outcome, hit.is_shrunk = WantedSchedule(best), Ran(record), True
 
 
-def look_behind_races(starters: Starters, counts: Counts, seconds: float) -> None:
+def look_behind_races(starters: Starters, counts: ScheduleCounts, seconds: float) -> None:
     """Make what is taken for the symptom of a race, and is none, a finding of its own: a race that nearly every
     schedule has would hide all else. Of each race that is what was met most often of the symptoms that are shown
     without it, too. What is met so often that it would have come without the race is no such thing.
@@ -404,7 +409,7 @@ def _is_shown_eagerly(starters: Starters, hit: _Hit, seconds: float) -> bool:
     if case is None:
         return False
     choices = {label: values for label, values in case.choices.items() if label not in OF_THE_DEVICE}
-    outcome = starters.run(Wanted((), seconds=seconds, case=structs.replace(case, choices=choices)))
+    outcome = starters.run(WantedSchedule((), seconds=seconds, case=structs.replace(case, choices=choices)))
     shown = [violation.signature for violation in violations_of(outcome) if violation.rule != RACE]
     return shown[:1] == [hit.violation.signature]
 
@@ -415,11 +420,11 @@ def _is_of_rust(starters: Starters, hit: _Hit, seconds: float) -> bool:
     if case is None or hit.trees != {IN_RUST}:
         return False
     setup = {name: value for name, value in case.setup.items() if name != "rust_tree"}
-    outcome = starters.run(Wanted((), seconds=seconds, case=structs.replace(case, setup=setup)))
+    outcome = starters.run(WantedSchedule((), seconds=seconds, case=structs.replace(case, setup=setup)))
     return all(violation.signature != hit.violation.signature for violation in violations_of(outcome))
 
 
-def _differing(starters: Starters, counts: Counts, seconds: float) -> list[Differs]:
+def _differing(starters: Starters, counts: ScheduleCounts, seconds: float) -> list[Differs]:
     """Of the schedules of the findings, those that do not run the same twice."""
     differing = []
     for signature, hit in counts.hits.items():
@@ -436,7 +441,7 @@ def _differing(starters: Starters, counts: Counts, seconds: float) -> list[Diffe
 def _difference(record: Record, repeated: Outcome) -> str:
     """How a second run of a schedule differs from the first."""
     if not isinstance(repeated, Ran):
-        return f"it ran, and then {repeated.text if isinstance(repeated, Ended) else repeated.why}"
+        return f"it ran, and then {repeated.text if isinstance(repeated, EndedSchedule) else repeated.why}"
     if other := first_other_launch(record.events, repeated.record.events):
         _number, was, now = other
         return f"a launch was {was!r}, and then {now!r}"
@@ -448,7 +453,7 @@ def finding_of(
 ) -> tuple[Finding, SchedulerReplay]:
     """The finding of a hit, and what its replay file holds."""
     violation, record = hit.violation, hit.record
-    case = hit.case or Case({}, {}, {})
+    case = hit.case or ScheduleCase({}, {}, {})
     rule = BY_ID[violation.rule]
     who = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{who}: expected {violation.expected}, got {violation.actual}"
@@ -499,7 +504,7 @@ def finding_of(
     )
 
 
-def failure(request: Request, work: Failure, messages: Messages) -> None:
+def failure(request: Request, work: FailureWork, messages: Messages) -> None:
     """A child that ended while no schedule ran, in the release's import or start."""
     raise UsageError(f"{request.target} ends its process before a schedule runs", "report it with `specsim doctor`")
 
@@ -542,7 +547,7 @@ def answer_of(
         "violations": [{**plain_violation(violation), "signature": violation.signature} for violation in violations],
     }
     if records and record is not None:
-        setup = Case(stored.setup, stored.workload, stored.choices).started_by()
+        setup = ScheduleCase(stored.setup, stored.workload, stored.choices).started_by()
         answer["recording"] = {
             "steps": record.steps,
             "lives": record.lives,
@@ -614,7 +619,7 @@ def shrink(request: Request, work: Shrink, messages: Messages) -> None:
         hit = _shown_by(request, work.file, stored, schedule, starters.run(schedule))
         first = hit.record
         if work.attempts:
-            tape = Wanted(tuple(stored.tape), seconds=request.hang_seconds)
+            tape = WantedSchedule(tuple(stored.tape), seconds=request.hang_seconds)
             outcome = starters.run(tape)
             drawn = case_of(tape, outcome)
             if drawn is None or (drawn.setup, drawn.workload) != (stored.setup, stored.workload):
@@ -632,7 +637,7 @@ def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     messages.send(shrunk_message(*finding_of(request, target, hit), before=before, after=after))
 
 
-def _shown_by(request: Request, file: str, stored: SchedulerReplay, schedule: Wanted, outcome: Outcome) -> _Hit:
+def _shown_by(request: Request, file: str, stored: SchedulerReplay, schedule: WantedSchedule, outcome: Outcome) -> _Hit:
     """A schedule that shows the finding of a replay file. UsageError for one that does not."""
     shown = [violation for violation in violations_of(outcome) if violation.signature == stored.signature]
     if not shown or not isinstance(outcome, Ran):
@@ -641,12 +646,12 @@ def _shown_by(request: Request, file: str, stored: SchedulerReplay, schedule: Wa
     return _Hit(shown[0], schedule, outcome)
 
 
-def again(stored: SchedulerReplay, seconds: float) -> Wanted:
+def again(stored: SchedulerReplay, seconds: float) -> WantedSchedule:
     """The schedule of a replay file. UsageError for one that there is not."""
-    case = Case(stored.setup, stored.workload, stored.choices)
+    case = ScheduleCase(stored.setup, stored.workload, stored.choices)
     case.started_by()
     case.users()
-    return Wanted(tuple(stored.tape), seconds=seconds, case=case)
+    return WantedSchedule(tuple(stored.tape), seconds=seconds, case=case)
 
 
 def _stored(file: str) -> SchedulerReplay:

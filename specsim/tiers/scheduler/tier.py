@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
 from specsim.rules.process import HostException, ScheduleCrash, ScheduleTimeout
-from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
+from specsim.tiers.tier import Answer, Explanation, Line, Page, ReplayOutcome, State, codes, label_of
 from specsim.verdict import CheckedSubject, NotRun, Rule, Suite
 
 if TYPE_CHECKING:
@@ -106,21 +106,21 @@ class SchedulerTier:
             return f"the digest was {one.get('digest')}, then {two.get('digest')}"
         return ""
 
-    def outcome(self, stored: SchedulerReplay, target: str, answer: Answer) -> Outcome:
+    def outcome(self, stored: SchedulerReplay, target: str, answer: Answer) -> ReplayOutcome:
         if not answer["judged"]:
-            return Outcome(State.NOT_RUN, f"{target} does not run the schedule: {answer['why']}")
+            return ReplayOutcome(State.NOT_RUN, f"{target} does not run the schedule: {answer['why']}")
         violations, code = answer["violations"], codes(answer["code"])
         for shown in filter(stored.is_shown, violations):
             what = f"expected {shown['expected']}, seen {shown['actual']}"
             reason = f"{label_of(self.rules, stored.rule)}, {shown['part']} {shown['who']}: {what}"
-            return Outcome(State.SHOWN, reason, what, shown["part"], answer["same_source"], code=code)
+            return ReplayOutcome(State.SHOWN, reason, what, shown["part"], answer["same_source"], code=code)
         before = next(
             (f"{v['part']} fails before: {v['actual']}" for v in violations if v["rule"] == HostException.rule.id), ""
         )
         state, reason = State.GONE, f"{label_of(self.rules, stored.rule)} holds"
         if unheard := replay_file.unheard(violations):
             state, reason = State.UNHEARD, unheard
-        return Outcome(state, reason, "", stored.part, answer["same_source"], before, code=code)
+        return ReplayOutcome(state, reason, "", stored.part, answer["same_source"], before, code=code)
 
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
         from specsim.engines.triage import known_line

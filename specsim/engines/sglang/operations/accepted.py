@@ -10,8 +10,8 @@ import torch
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.engines.sglang.operations.names import (
     CallerNames,
+    KernelLaunch,
     KernelNames,
-    Launch,
     as_is,
     host_call,
     named,
@@ -24,41 +24,41 @@ from specsim.engines.sglang.operations.names import (
 from specsim.engines.sglang.where import SPECULATIVE, places
 
 
-def _launch_extend_after_decode(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_extend_after_decode(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """A block has lanes for the batch and for the longest segment."""
     bs = len(t["seq_lens"])
     lanes = power_of_two(max(bs, int(t["accept_lens"].max())))
     return on_grid((bs,), *named(t, "accept_tokens seq_lens accept_lens positions bonus_tokens"), lanes)
 
 
-def _launch_target(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_target(sizes: Sizes, t: Tensors) -> KernelLaunch:
     bs, nodes = len(t["accept_token_num"]), sizes["num_draft_tokens"]
     tensors = named(t, "tgt_cache_loc to_free_slots accept_token_num to_free_num_slots out_cache_loc")
     return on_grid((bs,), *tensors, nodes, power_of_two(nodes), power_of_two(bs))
 
 
-def _launch_filter(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_filter(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """The tree's size is not among the arguments: a block has lanes for the longest segment."""
     bs, lanes = len(t["accept_token_num"]), power_of_two(int(t["accept_token_num"].max()) + 1)
     tensors = named(t, "out_cache_loc tgt_cache_loc accept_token_num num_accept_tokens_filter")
     return on_grid((bs,), *tensors, power_of_two(bs), lanes)
 
 
-def _launch_align(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_align(sizes: Sizes, t: Tensors) -> KernelLaunch:
     nodes = sizes["num_draft_tokens"]
     tensors = named(t, "seq_lens evict_mask")
     return on_grid((len(t["seq_lens"]),), *tensors, sizes["page_size"], nodes, power_of_two(nodes))
 
 
-def _launch_gather(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_gather(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, "indices topk_p_buf topk_index_buf output_tokens_buf hidden_states_buf"), returned=as_is)
 
 
-def _launch_commit(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_commit(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, "predict accept_index accept_lens seq_lens"), returned=as_is)
 
 
-def _launch_commit_of_chains(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_commit_of_chains(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """As for chains, where the launch prepares the draft extend too; those outputs have no contract here."""
     tensors, nodes = named(t, "predict accept_index accept_lens seq_lens"), t["accept_index"].shape[1]
     return host_call(*tensors, num_draft_tokens=nodes, returned=lambda returned: returned[:2])

@@ -11,8 +11,8 @@ from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.pointers import pointers_to
 from specsim.engines.sglang.operations.names import (
     CallerNames,
+    KernelLaunch,
     KernelNames,
-    Launch,
     always,
     as_is,
     host_call,
@@ -30,18 +30,18 @@ _WRITE = words("req_to_token_ptr req_pool_indices prefix_tensors pre_lens seq_le
 _LAST_LOC = words("req_to_token req_pool_indices_tensor prefix_lens_tensor")
 
 
-def _launch_extend(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_extend(sizes: Sizes, t: Tensors) -> KernelLaunch:
     bs = len(t["seq_lens"])
     tensors = named(t, "prefix_lens seq_lens last_loc free_pages out_cache_loc")
     return on_grid((bs,), *tensors, power_of_two(bs), sizes["page_size"])
 
 
-def _launch_decode(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_decode(sizes: Sizes, t: Tensors) -> KernelLaunch:
     bs = len(t["seq_lens"])
     return on_grid((bs,), *named(t, "seq_lens last_loc free_pages out_cache_loc"), power_of_two(bs), sizes["page_size"])
 
 
-def _launch_write(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_write(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """The cached slots of each request are a tensor of its own there; here they are parts of one."""
     prefixes = pointers_to(torch.split(t["prefix_indices"], t["prefix_lens"].tolist()))
     rows, lens = named(t, "req_to_token req_pool_indices"), named(t, "prefix_lens seq_lens")
@@ -50,7 +50,7 @@ def _launch_write(_sizes: Sizes, t: Tensors) -> Launch:
     return on_grid((len(extend_lens),), *rows, prefixes, *lens, extend_lens, t["out_cache_loc"], width)
 
 
-def _launch_last_loc(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_last_loc(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, "req_to_token req_pool_indices prefix_lens"), returned=as_is)
 
 

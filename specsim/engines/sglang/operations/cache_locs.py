@@ -11,8 +11,8 @@ from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import NotCalledError
 from specsim.engines.sglang.operations.names import (
     CallerNames,
+    KernelLaunch,
     KernelNames,
-    Launch,
     named,
     on_grid,
     power_of_two,
@@ -31,19 +31,19 @@ _TRANSLATED = words(
 )
 
 
-def _launch_ragged(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_ragged(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     bs, pool_len = len(t["req_pool_indices"]), t["req_to_token"].shape[1]
     tensors = named(t, "req_pool_indices req_to_token start_offset end_offset out_cache_loc")
     return on_grid((bs,), *tensors, pool_len, power_of_two(bs))
 
 
-def _launch_draft_locs(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_draft_locs(sizes: Sizes, t: Tensors) -> KernelLaunch:
     bs, pool_len = len(t["req_pool_indices"]), t["req_to_token"].shape[1]
     tensors = named(t, "req_pool_indices req_to_token seq_lens out_cache_loc")
     return on_grid((bs,), *tensors, pool_len, sizes["topk"], sizes["num_steps"])
 
 
-def _launch_uniform(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_uniform(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """For segments of one width, which is not 0."""
     widths = t["end_offset"] - t["start_offset"]
     if not int(widths[0]) or bool((widths != widths[0]).any()):

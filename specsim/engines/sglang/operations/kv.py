@@ -13,8 +13,8 @@ from specsim.contracts.pointers import pointers_to
 from specsim.contracts.provider import NotCalledError
 from specsim.engines.sglang.operations.names import (
     CallerNames,
+    KernelLaunch,
     KernelNames,
-    Launch,
     named,
     on_grid,
     power_of_two,
@@ -46,7 +46,7 @@ _PAGED = words(
 )
 
 
-def _launch_kv_indices(sizes: Sizes, t: Tensors, *, by_blocks: bool = False) -> Launch:
+def _launch_kv_indices(sizes: Sizes, t: Tensors, *, by_blocks: bool = False) -> KernelLaunch:
     """`by_blocks`: the form in which the first axis is the step and the block of 512 tokens; here two blocks a step."""
     bs, topk, num_steps = len(t["seq_lens"]), sizes["topk"], sizes["num_steps"]
     return on_grid(
@@ -60,7 +60,7 @@ def _launch_kv_indices(sizes: Sizes, t: Tensors, *, by_blocks: bool = False) -> 
     )
 
 
-def _launch_draft_locs_paged(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_draft_locs_paged(sizes: Sizes, t: Tensors) -> KernelLaunch:
     """The kernel first enters the slots of all branches' pages, which it is given, into the rows. Here they are in the
     rows: it is given what it finds there. A row is as wide as its last branch's pages need.
     """
@@ -81,7 +81,7 @@ def _launch_draft_locs_paged(sizes: Sizes, t: Tensors) -> Launch:
     copies = int(tail.sum()) * (topk - 1) if is_paged else 0
     source = torch.zeros(copies, dtype=torch.int32, device=device) if is_paged else None
     target = torch.zeros(copies, dtype=torch.int32, device=device) if is_paged else None
-    return Launch(
+    return KernelLaunch(
         (
             *(req_pool_indices, table, seq_lens, extend, pages, slots, source, target),
             *(tail.cumsum(0) if is_paged else None, copies, table.shape[1], topk, num_steps, page_size),
@@ -101,13 +101,13 @@ def _moved(
     return target.long(), source.long()
 
 
-def _launch_some_unaligned(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_some_unaligned(sizes: Sizes, t: Tensors) -> KernelLaunch:
     if _all_aligned(t["seq_lens"], sizes["topk"], sizes["page_size"]):
         raise NotCalledError("that is the other form")
     return _launch_draft_locs_paged(sizes, t)
 
 
-def _launch_all_aligned(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_all_aligned(sizes: Sizes, t: Tensors) -> KernelLaunch:
     """With nothing to copy the worker has the kernel skip the part that brings the slots to the front."""
     if not _all_aligned(t["seq_lens"], sizes["topk"], sizes["page_size"]):
         raise NotCalledError("that is the other form")
@@ -118,7 +118,7 @@ def _all_aligned(seq_lens: torch.Tensor, topk: int, page_size: int) -> bool:
     return topk > 1 and page_size > 1 and not bool((seq_lens % page_size).any())
 
 
-def _launch_fill_accept(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_fill_accept(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     size = t["accept_index"].numel()
     return on_grid((size,), *named(t, "accept_index out_cache_loc accept_out_cache_loc"), power_of_two(size))
 
@@ -128,7 +128,7 @@ MOVES_MAX = 256
 """The release moves no more in one launch, whose programs each hold a tile of all of them."""
 
 
-def _launch_move(_sizes: Sizes, t: Tensors) -> Launch | None:
+def _launch_move(_sizes: Sizes, t: Tensors) -> KernelLaunch | None:
     buffer, target, source = named(t, "buffer target source")
     if not len(target):
         return None

@@ -12,7 +12,7 @@ from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.logits import as_fewest
 from specsim.contracts.provider import NotCalledError
 from specsim.engines.sglang.operations.functions import FunctionNames, Lifted
-from specsim.engines.sglang.operations.names import KernelNames, Launch, host_call
+from specsim.engines.sglang.operations.names import KernelLaunch, KernelNames, host_call
 from specsim.engines.sglang.operations.verification import (
     SAMPLE_FOLLOWS,
     SAMPLE_PLACES,
@@ -237,11 +237,11 @@ def _on_a_gpu(probs: Tensor) -> Tensor:
     return probs
 
 
-def _launch_top_k(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_top_k(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(_on_a_gpu(t["probs"]), t["top_k"], returned=t["renorm_probs"].copy_)
 
 
-def _launch_top_p(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_top_p(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """Its documentation says that it discards what has less than a mass of 1 - p below it."""
     probs, top_p = _on_a_gpu(t["probs"]), t["top_p"]
     return host_call(probs, top_p, returned=lambda kept: t["renorm_probs"].copy_(as_fewest(probs, top_p, kept)))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from specsim.contracts.contract import Sizes, Tensors
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, Launch, by_option, host_call, words
+from specsim.engines.sglang.operations.names import CallerNames, KernelLaunch, KernelNames, by_option, host_call, words
 from specsim.engines.sglang.where import places
 
 
-def _launch_bitmask(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_bitmask(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(t["logits"], t["bitmask"], t["indices"].tolist())
 
 
-def _launch_pack(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_pack(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """A request's mask is one run of bits there, rows of equal width. Here each row ends at a byte: it is made as wide
     as its bytes.
     """

@@ -11,8 +11,8 @@ from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import NotCalledError
 from specsim.engines.sglang.operations.names import (
     CallerNames,
+    KernelLaunch,
     KernelNames,
-    Launch,
     by_option,
     host_call,
     named,
@@ -34,26 +34,26 @@ _WIDENED = (
 _POOLS = "req_pool_indices req_to_token req_to_hidden_states_pool"
 
 
-def _launch_rotate(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_rotate(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, _ROTATE))
 
 
-def _launch_pool(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_pool(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     pool = t["req_to_hidden_states_pool"]
     inputs = (t["hidden_states"], t["req_pool_indices"], pool, pool.shape[1], len(t["req_pool_indices"]))
     return host_call(*inputs, t["extend_seq_lens"], t["extend_start_loc"])
 
 
-def _launch_new_state(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_new_state(sizes: Sizes, t: Tensors) -> KernelLaunch:
     tensors = named(t, f"next_token_ids {_OLD_STATE} {_STATE} seq_lens padding_lens")
     return host_call(*tensors, len(t["seq_lens"]), sizes["step"], *named(t, _POOLS))
 
 
-def _launch_stash(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_stash(sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, _STASH), bool(sizes["set_valid"]))
 
 
-def _launch_widened(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_widened(sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, _WIDENED), sizes["num_draft_tokens"])
 
 

@@ -48,7 +48,7 @@ def without_overlap(_guards: Guards, _sizes: Sizes) -> Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelLaunch:
     """A launch of a kernel on a grid, or a call of the host function that launches it, with its arguments.
 
     `grid`      of the kernel; None for a host function
@@ -65,14 +65,14 @@ class Launch:
         return partial(function if self.grid is None else function[self.grid], *self.arguments, **self.options)
 
 
-def on_grid(grid: tuple[int, ...], *arguments: Any, **options: Any) -> Launch:
+def on_grid(grid: tuple[int, ...], *arguments: Any, **options: Any) -> KernelLaunch:
     """A launch of the kernel itself."""
-    return Launch(arguments, grid, options)
+    return KernelLaunch(arguments, grid, options)
 
 
-def host_call(*arguments: Any, returned: Callable[[Any], Any] | None = None, **options: Any) -> Launch:
+def host_call(*arguments: Any, returned: Callable[[Any], Any] | None = None, **options: Any) -> KernelLaunch:
     """A call of the host function that launches it."""
-    return Launch(arguments, None, options, returned)
+    return KernelLaunch(arguments, None, options, returned)
 
 
 def as_is(returned: Any) -> Any:
@@ -108,7 +108,7 @@ class KernelNames:
     op: str
     places: tuple[Place, ...]
     signatures: tuple[tuple[str, ...], ...]
-    launch: Callable[[Sizes, Tensors], Launch | None]
+    launch: Callable[[Sizes, Tensors], KernelLaunch | None]
     variant: str = ""
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
     cost: int = 3

@@ -11,8 +11,8 @@ import torch
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.engines.sglang.operations.names import (
     CallerNames,
+    KernelLaunch,
     KernelNames,
-    Launch,
     as_is,
     by_option,
     host_call,
@@ -30,7 +30,7 @@ BLOCK_PARAMETERS = (*_CHAIN, "block_verification")
 _CHAIN_STRIDED = frozenset({"candidates", "uniform_samples", "target_probs", "draft_probs"})
 
 
-def _launch_chain(_sizes: Sizes, t: Tensors, **options: Any) -> Launch:
+def _launch_chain(_sizes: Sizes, t: Tensors, **options: Any) -> KernelLaunch:
     """In a chain the number of a node is its place; links and thresholds are there for the signature's sake."""
     candidates = t["candidates"]
     numbers = torch.arange(candidates.numel(), device=candidates.device).view(candidates.shape)
@@ -47,16 +47,16 @@ def _has_every_draft(sizes: Sizes) -> bool:
 ARGMAX_ROWS_MAX = 8
 
 
-def _launch_argmax(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_argmax(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """It says that it is `logits.argmax(-1)`, of which a NaN is the result: policy 0."""
     return host_call(t["logits"], returned=as_is)
 
 
-def _launch_wide_softmax(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_wide_softmax(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(t["logits"], t["temperature"][:, None], t["probs"])
 
 
-def _launch_temperature_softmax(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_temperature_softmax(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(t["logits"], t["temperature"][:, None], returned=as_is)
 
 

@@ -10,8 +10,8 @@ import torch
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.engines.sglang.operations.names import (
     CallerNames,
+    KernelLaunch,
     KernelNames,
-    Launch,
     host_call,
     named,
     running_batch,
@@ -25,7 +25,7 @@ _BUILD = f"parent_list selected_index verified_seq_len tree_mask positions {_LIN
 _WALK = f"predicts accept_index accept_token_num candidates {_LINKS} target_predict"
 
 
-def _launch_chain(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_chain(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, "bonus_tokens draft_tokens verified_seq_len"), returned=_tokens_first)
 
 
@@ -34,16 +34,16 @@ def _tokens_first(returned: tuple[Any, ...]) -> tuple[Any, ...]:
     return returned[5], *returned[:5]
 
 
-def _launch_reconstruct(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_reconstruct(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*named(t, _RECONSTRUCT), *t["retrieve_index"].shape)
 
 
-def _launch_build(sizes: Sizes, t: Tensors) -> Launch:
+def _launch_build(sizes: Sizes, t: Tensors) -> KernelLaunch:
     numbers = (sizes[name] for name in ("topk", "num_steps", "num_draft_tokens", "tree_mask_mode"))
     return host_call(*named(t, _BUILD), *numbers)
 
 
-def _launch_walk(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_walk(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     """The width of accept_index says how many drafts can be accepted."""
     return host_call(*named(t, _WALK))
 

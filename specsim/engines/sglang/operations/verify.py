@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes, Tensors
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, Launch, on_grid, running_batch
+from specsim.engines.sglang.operations.names import CallerNames, KernelLaunch, KernelNames, on_grid, running_batch
 from specsim.engines.sglang.where import places
 
 
-def _launch_bonus(_sizes: Sizes, t: Tensors) -> Launch:
+def _launch_bonus(_sizes: Sizes, t: Tensors) -> KernelLaunch:
     index = t["accept_index"].long()
     # A padding -1 reads the last node, as it does in the workers; the kernel must not look at those entries.
     return on_grid((len(index),), t["predict"][index], t["accept_lens"], t["bonus_tokens"], index.shape[1])

@@ -27,14 +27,14 @@ from specsim.engines.sglang.scheduler.freed import watch
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.modules import PACKAGE, release_module
 from specsim.engines.sglang.scheduler.options import Options
-from specsim.engines.sglang.scheduler.outputs import Output, Pool, take
+from specsim.engines.sglang.scheduler.outputs import Pool, SentOutput, take
 from specsim.engines.sglang.scheduler.release_worker import ReleaseWorker, runner_class
 from specsim.engines.sglang.scheduler.worker import Tables, Worker
 from specsim.errors import UsageError
 from specsim.vdevice.device import active
 from specsim.world import packages
 from specsim.world.clock import Surroundings
-from specsim.world.fakes import DriftError, NotRunError
+from specsim.world.fakes import AdapterDriftError, NotRunError
 
 ENVIRONMENT = {
     "SGLANG_ENABLE_WAR_BARRIER": "1",
@@ -104,7 +104,7 @@ class Booted:
             raise UsageError(refusal, "use another setup")
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
         os.environ[TREE_CORE] = "rust" if options.rust_tree else "python"
-        self._outputs: dict[str, Output] = {}  # what the scheduler sent to the tokenizer so far
+        self._outputs: dict[str, SentOutput] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset
         self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen
         # Their prompts, as first seen: from 0.5.14 on the next turn of a session extends the array of the one before.
@@ -131,7 +131,7 @@ class Booted:
         booted, family, options = self, self.family, self.options
         module = family.scheduler
         if lacks := [f"Scheduler.{name}" for name in HOOKS if not hasattr(module.Scheduler, name)]:
-            raise DriftError([], lacks)
+            raise AdapterDriftError([], lacks)
         stream: Any = torch.cuda.Stream()
         stream.name = "forward"
 
@@ -253,7 +253,7 @@ class Booted:
         batches = _requests_of(scheduler.running_batch), _requests_of(scheduler.last_batch)
         return list({id(request): request for batch in batches for request in batch}.values())
 
-    def outputs(self) -> dict[str, Output]:
+    def outputs(self) -> dict[str, SentOutput]:
         """What has been sent of each request, by its id."""
         return self._outputs
 

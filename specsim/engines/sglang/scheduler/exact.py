@@ -134,7 +134,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
+class _DrawCells:
     """The cells of a verification's draws that differ in what is emitted: weights, and draws in each."""
 
     weights: tuple[Fraction, ...]
@@ -147,7 +147,7 @@ class Drawing:
     def __init__(self, device: Any, verify: Callable[..., None], rows: Callable[[], list[str]], length: int) -> None:
         self.choices = Choices()
         self._device, self._verify, self._rows, self._length = device, verify, rows, length
-        self._cells: dict[bytes, _Cells] = {}
+        self._cells: dict[bytes, _DrawCells] = {}
         self.start()
 
     def start(self) -> None:
@@ -216,7 +216,7 @@ class Drawing:
         for row, rid in enumerate(rids):
             self._emitted[rid] += int(given["accept_token_num"][row]) + 1
 
-    def _cells_of(self, row: int, given: dict[str, Any]) -> _Cells:
+    def _cells_of(self, row: int, given: dict[str, Any]) -> _DrawCells:
         of_row = {
             name: given[name][row : row + 1]
             for name in ("candidates", "retrive_next_token", "retrive_next_sibling", "target_probs")
@@ -226,7 +226,7 @@ class Drawing:
             self._cells[key] = self._made_cells(of_row, given["accept_index"].shape[1], given)
         return self._cells[key]
 
-    def _made_cells(self, of_row: dict[str, Any], width: int, given: dict[str, Any]) -> _Cells:
+    def _made_cells(self, of_row: dict[str, Any], width: int, given: dict[str, Any]) -> _DrawCells:
         nodes = of_row["candidates"].shape[1]
         drawn: dict[Tokens, tuple[float, ...]] = {}
         others = {name: given[name] for name in ("threshold_single", "threshold_acc") if name in given}
@@ -260,7 +260,7 @@ class Drawing:
             return paths
 
         weights = output_distribution(emitted, [Proposal(Fraction(1), None, _thresholds(of_row))], find_thresholds=True)
-        return _Cells(tuple(weights.values()), tuple(drawn[path] for path in weights))
+        return _DrawCells(tuple(weights.values()), tuple(drawn[path] for path in weights))
 
 
 def _thresholds(of_row: dict[str, Any]) -> tuple[tuple[Fraction, ...], ...]:

@@ -14,7 +14,7 @@ from specsim.world.fakes import Answers, Fake, nothing
 BITS = 32
 
 
-class Grammar(Fake):
+class FakeGrammar(Fake):
     """The state of a request's grammar, which has `read` so many of the tokens that it allows."""
 
     def __init__(self, answers: Answers, tokens: Sequence[int]) -> None:
@@ -37,8 +37,8 @@ class Grammar(Fake):
         """Take back the last tokens."""
         self.read -= count
 
-    def copy(self) -> Grammar:
-        return Grammar(self._answers, self.tokens)
+    def copy(self) -> FakeGrammar:
+        return FakeGrammar(self._answers, self.tokens)
 
     # ---- masks: int32 [rows, ceil(vocabulary / 32)], a bit for each token that is allowed
 
@@ -77,22 +77,22 @@ class Backend(Fake):
 
     def restart(self) -> None:
         self.wait: dict[str, int] = {}
-        self._compiled: dict[tuple[str, str], Grammar] = {}
-        self._compiling: list[tuple[int, Future[Grammar], str]] = []
+        self._compiled: dict[tuple[str, str], FakeGrammar] = {}
+        self._compiling: list[tuple[int, Future[FakeGrammar], str]] = []
 
     def get_request_grammar_key(self, key: tuple[str, str], **_named: Any) -> tuple[str, str]:
         return key
 
     def get_cached_or_future_value(
         self, key: tuple[str, str], *_arguments: Any
-    ) -> tuple[Grammar | Future[Grammar], bool]:
+    ) -> tuple[FakeGrammar | Future[FakeGrammar], bool]:
         if key in self._compiled:
             return self._compiled[key].copy(), True
-        future: Future[Grammar] = Future()
+        future: Future[FakeGrammar] = Future()
         self._compiling.append((self.wait.get(key[1], 0), future, key[1]))
         return future, False
 
-    def set_cache(self, key: tuple[str, str], value: Grammar) -> None:
+    def set_cache(self, key: tuple[str, str], value: FakeGrammar) -> None:
         self._compiled[key] = value
 
     def reset(self) -> None:
@@ -105,5 +105,5 @@ class Backend(Fake):
             if wait:
                 left.append((wait - 1, future, text))
             elif not future.done():
-                future.set_result(Grammar(self._answers, self.tokenizer.encode(text)))
+                future.set_result(FakeGrammar(self._answers, self.tokenizer.encode(text)))
         self._compiling = left

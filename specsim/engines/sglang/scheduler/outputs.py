@@ -11,7 +11,7 @@ from specsim.world.scheduler import LogprobRow, Part
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class SentOutput:
     """What has been sent of one request so far."""
 
     rid: str
@@ -122,23 +122,23 @@ def unknown_fields(message: type) -> list[str]:
     return sorted(names - FIELDS.keys())
 
 
-def take(outputs: dict[str, Output], message: Any) -> None:
+def take(outputs: dict[str, SentOutput], message: Any) -> None:
     """Enter one more message that the scheduler sent, by request id."""
     kind = type(message).__name__
     if kind == "BatchTokenIDOutput":
         for i, rid in enumerate(message.rids):
-            outputs[rid] = _continued(outputs.get(rid, Output(rid)), message, i)
+            outputs[rid] = _continued(outputs.get(rid, SentOutput(rid)), message, i)
     elif kind == "AbortReq":
-        seen = outputs.get(message.rid, Output(message.rid))
+        seen = outputs.get(message.rid, SentOutput(message.rid))
         reason = message.finished_reason or {"type": "abort"}
         parts = (*seen.parts, Part(0, -1, ends=True))
         outputs[message.rid] = replace(seen, finish_reason=reason, parts=parts)
 
 
-def _continued(seen: Output, message: Any, i: int) -> Output:
+def _continued(seen: SentOutput, message: Any, i: int) -> SentOutput:
     reason = message.finished_reasons[i]
     tokens = tuple(message.output_ids[i])
-    return Output(
+    return SentOutput(
         seen.rid,
         seen.finish_reason if reason is None else reason,
         (*seen.token_ids, *tokens),

@@ -30,7 +30,7 @@ from specsim.engines.sglang.scheduler.modules import is_there, release_module
 from specsim.engines.sglang.scheduler.worker import Seat, count_feed, penalized, penalties_of
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
-from specsim.world.kv import UNWRITTEN, BadValue, Drafted, Ints, NoSlot, Reports, wrong_content
+from specsim.world.kv import UNWRITTEN, BadValue, DraftRead, Ints, NoSlot, Reports, wrong_content
 
 HIDDEN_SIZE = int(TOY_LLAMA["hidden_size"])
 
@@ -125,7 +125,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedRequest:
     """A request in a verification: its tokens in KV, where its nodes lie in the pass, the hashes of their prefixes, and
     the logits float32 [nodes, vocabulary] of the pass, as the release has them.
     """
@@ -158,7 +158,9 @@ class ReleaseWorker:
         """Forget all KV and records. `accept(rid, bound)` draws from [1, bound]; bound is the draft at its best."""
         self.accept = accept
         self.reports.restart()
-        self.verified: dict[int, Verified] = {}  # of the last pass of the target that verified, by number in the batch
+        self.verified: dict[
+            int, VerifiedRequest
+        ] = {}  # of the last pass of the target that verified, by number in the batch
         self._prefixes: dict[str, Prefixes] = {}
         self._fed: dict[str, int] = {}
         for pool in self.pools:
@@ -332,7 +334,7 @@ class ReleaseWorker:
         """
         if seat.is_read:
             name = f"planned-twice:{_part(seat.request, position)}"
-            self.reports.add_first(seat.rid, "twice", Drafted(seat.rid, name, position, 0, count))
+            self.reports.add_first(seat.rid, "twice", DraftRead(seat.rid, name, position, 0, count))
 
     def bad(self, seat: Seat, name: str, value: int) -> None:
         if seat.is_read:
@@ -349,7 +351,7 @@ class ReleaseWorker:
         )  # what follows from the first says no more
         if seat.is_read:
             part = f"{name}:{_part(seat.request, position)}"
-            self.reports.add_first(seat.rid, kind, Drafted(seat.rid, part, position, expected, actual))
+            self.reports.add_first(seat.rid, kind, DraftRead(seat.rid, part, position, expected, actual))
 
     def _prefixes_of(self, request: Any) -> Prefixes:
         prompt = list(request.origin_input_ids)
@@ -616,7 +618,7 @@ class Pass:
             if self.is_verify and not self.is_draft and seat is not None:
                 assert written is not None
                 self.watcher.check_room(seat, len(before), written[row.tokens.start : row.tokens.stop])
-                verified = Verified(seat, len(before), row.tokens, own_keys, out_logits)
+                verified = VerifiedRequest(seat, len(before), row.tokens, own_keys, out_logits)
                 self.watcher.verified[row.number] = verified
                 if is_changed(seat.request) and seat.is_read and seat.prefixes.count == len(before):
                     seat.prefixes.say(len(before), own[:1])  # the token of its prefill

@@ -40,7 +40,7 @@ from specsim.isolation.phases import running
 from specsim.lifting.changes import Function
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
-from specsim.world.fakes import DriftError, NotRunError
+from specsim.world.fakes import AdapterDriftError, NotRunError
 from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.world.kv import BeyondRow, DraftsCounted
 from specsim.world.release import ReleaseFiles
@@ -408,7 +408,7 @@ class Started:
                     if isinstance(error, UnsupportedError):
                         raise NotRunError(f"a kernel of the release cannot be run: {error}") from error
                     if lacks := _lacked(error):
-                        raise DriftError([], [lacks]) from error
+                        raise AdapterDriftError([], [lacks]) from error
                     raise
                 finally:
                     if self._recording is not None:
@@ -615,7 +615,7 @@ def _drafts(request: Any) -> int:
     names = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens")
     name = next((name for name in names if hasattr(request, name)), "")
     if not name:
-        raise DriftError([], [f"Req.{names[0]}"])
+        raise AdapterDriftError([], [f"Req.{names[0]}"])
     return int(getattr(request, name))
 
 
@@ -626,7 +626,7 @@ def _number(request: Any, name: str) -> int:
     memory = getattr(request, "kv", request)
     owner = request if hasattr(request, name) else memory
     if owner is not None and not hasattr(owner, name):
-        raise DriftError([], [f"{type(owner).__name__}.{name}"])
+        raise AdapterDriftError([], [f"{type(owner).__name__}.{name}"])
     found = getattr(owner, name, None)
     return -1 if found is None else int(found)
 

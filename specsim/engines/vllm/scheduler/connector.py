@@ -37,7 +37,7 @@ class Transfer(NamedTuple):
     end: int
 
 
-class Plan(NamedTuple):
+class TransferPlan(NamedTuple):
     """What the worker is told with a batch."""
 
     in_the_step: tuple[Transfer, ...]
@@ -73,7 +73,7 @@ class Outside:
         self._was_read: list[str] = []
         self._failed: list[int] = []
 
-    def take(self, plan: Plan) -> tuple[list[tuple[Transfer, int]], list[int]]:
+    def take(self, plan: TransferPlan) -> tuple[list[tuple[Transfer, int]], list[int]]:
         """A batch was launched with it. What is loaded in its step, each up to where it comes, and the blocks of what
         fails of that.
         """
@@ -242,8 +242,8 @@ class _Scheduler:
         else:
             in_the_step.append(transfer)
 
-    def build_connector_meta(self, _batch: Any) -> Plan:
-        plan, self._plan = Plan(*map(tuple, self._plan)), ([], [], [])
+    def build_connector_meta(self, _batch: Any) -> TransferPlan:
+        plan, self._plan = TransferPlan(*map(tuple, self._plan)), ([], [], [])
         return plan
 
     def update_connector_output(self, output: Any) -> None:

@@ -13,14 +13,13 @@ import numpy as np
 
 from specsim.engines.vllm.scheduler.imports import PAD_SLOT
 from specsim.world.hash_model import EMPTY, Prefixes
-from specsim.world.kv import Ints, Kv
-from specsim.world.kv import Reader as KvReader
+from specsim.world.kv import Ints, Kv, Reader
 from specsim.world.ledger import Freed
 
 FULL, WINDOW = "full", "window"
 
 
-class Reader(KvReader, Protocol):
+class KvRequest(Reader, Protocol):
     """A request that has KV."""
 
     @property
@@ -29,7 +28,7 @@ class Reader(KvReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvOwner:
-    """See Reader. It has KV of its own."""
+    """See KvRequest. It has KV of its own."""
 
     rid: str
     prefixes: Prefixes
@@ -46,7 +45,7 @@ def slots_of(blocks: Sequence[int], count: int, block_size: int) -> Ints:
     return np.asarray(blocks, np.int64)[positions // block_size] * block_size + positions % block_size
 
 
-def read(kv: Kv, seat: Reader, phase: str, slots: Sequence[Ints], count: int, window: int) -> int:
+def read(kv: Kv, seat: KvRequest, phase: str, slots: Sequence[Ints], count: int, window: int) -> int:
     """The hash of a request's first `count` tokens, as the KV says that the first query of a launch attends to.
     `slots` are those of its positions by pool.
     """
@@ -61,7 +60,7 @@ def read(kv: Kv, seat: Reader, phase: str, slots: Sequence[Ints], count: int, wi
     return prefix
 
 
-def write(kv: Kv, seat: Reader, slots: Sequence[int], value: int) -> None:
+def write(kv: Kv, seat: KvRequest, slots: Sequence[int], value: int) -> None:
     """To a slot of each pool."""
     full, *windows = slots
     if full != PAD_SLOT:

@@ -24,7 +24,7 @@ _HASH = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Seat(KvOwner):
+class BatchSeat(KvOwner):
     """A request of a batch. Its last `drafts` tokens are drafts; `blocks` are those that the scheduler has for it, by
     group of layers.
     """
@@ -39,7 +39,7 @@ class Pass:
     blocks], and the slots, int64 [groups, tokens].
     """
 
-    seats: Sequence[Seat]
+    seats: Sequence[BatchSeat]
     batch: Any
     tables: tuple[Any, ...]
     slots: Any
@@ -49,7 +49,7 @@ class Pass:
 class Row:
     """A request in a pass: the places of its tokens, how many it has with them, and its block tables."""
 
-    seat: Seat
+    seat: BatchSeat
     span: slice[int, int, None]
     length: int
     tables: Sequence[Any]
@@ -89,7 +89,7 @@ class StageModel:
         self._hidden = hidden
         return hidden
 
-    def _forward(self, seats: Sequence[Seat], arrays: Sequence[Any], hidden: Any) -> None:
+    def _forward(self, seats: Sequence[BatchSeat], arrays: Sequence[Any], hidden: Any) -> None:
         positions, starts, lengths, slots, *tables, given = arrays
         rows = [
             Row(seat, slice(int(starts[at]), int(starts[at + 1])), int(lengths[at]), [table[at] for table in tables])
@@ -191,7 +191,7 @@ class StageModel:
         self.device.launch(verify, [*reads, *([invalid] if invalid is not None else [])], [tokens, counts], "verify")
         return tokens, counts
 
-    def draft(self, seats: Sequence[Seat], batch: Any, rejected: Any, last: Any, right: Sequence[int]) -> Any:
+    def draft(self, seats: Sequence[BatchSeat], batch: Any, rejected: Any, last: Any, right: Sequence[int]) -> Any:
         """int64 [requests, steps]: drafts behind the `last` tokens that were sampled, int64 [rows, 1]. By request so
         many of them are right.
         """

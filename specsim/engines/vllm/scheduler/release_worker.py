@@ -28,10 +28,10 @@ import torch
 from specsim.engines.vllm.scheduler.connector import Outside, Transfer, failing, worker_connector
 from specsim.engines.vllm.scheduler.imports import PACKAGE
 from specsim.engines.vllm.scheduler.pools import note_freed, note_revived
-from specsim.engines.vllm.scheduler.release_model import Pass, Seat, StageModel
+from specsim.engines.vllm.scheduler.release_model import BatchSeat, Pass, StageModel
 from specsim.vdevice.tensors import VirtualTensor, device_view
 from specsim.world.clock import overridden
-from specsim.world.fakes import Answers, DriftError, Fake, nothing, said
+from specsim.world.fakes import AdapterDriftError, Answers, Fake, nothing, said
 from specsim.world.hash_model import Prefixes
 from specsim.world.kv import Disagreement, Kv, Reports
 from specsim.world.ledger import Freed
@@ -70,7 +70,7 @@ class ReleaseWorker:
         """By request what its user asked for, and what follows."""
         self.right: Callable[[int], int] = lambda most: most
         """How many drafts of so many are right."""
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, BatchSeat] = {}
         self.loads: list[tuple[Transfer, int]] = []
         """In the step that is launched, each up to where it comes; `failed` are the blocks of what fails of them."""
         self.failed: list[int] = []
@@ -110,7 +110,7 @@ class ReleaseWorker:
             self.loads, self.failed = self.outside.take(batch.kv_connector_metadata)
         in_vain, drafts = failing(self.loads), batch.scheduled_spec_decode_tokens
         self._seats = {
-            rid: Seat(
+            rid: BatchSeat(
                 rid,
                 self.prefixes[rid],
                 len(drafts.get(rid, ())),
@@ -153,7 +153,7 @@ class ReleaseWorker:
 
     # ---- what stages ask
 
-    def seats(self, rids: Sequence[str]) -> list[Seat]:
+    def seats(self, rids: Sequence[str]) -> list[BatchSeat]:
         """Those of a batch, in the runner's order."""
         return [self._seats[rid] for rid in rids]
 
@@ -219,7 +219,7 @@ class Stage:
     def build(self, config: Any, kv_cache: Any) -> None:
         module = self._modules["model_runner"]
         if lacks := [name for name in NEEDED if not hasattr(module, name)]:
-            raise DriftError([], lacks)
+            raise AdapterDriftError([], lacks)
         vars(module).update({name: value for name, value in self._around().items() if hasattr(module, name)})
         with self.entered():
             self.runner = module.GPUModelRunner(config, torch.device("cuda"))
@@ -370,7 +370,7 @@ class Stage:
             match node:
                 case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Call(func=ast.Name(id="init_attn_backend"))):
                     return tuple(known[ast.unparse(name).removeprefix("self.")] for name in names)
-        raise DriftError([], ["GPUModelRunner.initialize_kv_cache with init_attn_backend"])
+        raise AdapterDriftError([], ["GPUModelRunner.initialize_kv_cache with init_attn_backend"])
 
     def _verified(self, logits: Any, batch: Any, _drafts: Any = None, invalid: Any = None) -> Any:
         return self._output(batch, *self.model.verify(logits, batch, invalid))

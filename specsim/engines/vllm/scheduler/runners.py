@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.engines.vllm.scheduler.imports import PACKAGE
-from specsim.world.fakes import DriftError
+from specsim.world.fakes import AdapterDriftError
 
 V1, V2 = "V1", "V2"
 _CONFIG = "config/vllm.py", "VllmConfig"
@@ -49,7 +49,7 @@ def complete(root: Path, configuration: Any) -> None:
     """
     methods = {method.name: (file, method) for file, owner in _OWNERS for method in _methods(root, file, owner)}
     if _DEPTH not in methods:
-        raise DriftError([], [f"{_CONFIG[1]}.{_DEPTH}"])
+        raise AdapterDriftError([], [f"{_CONFIG[1]}.{_DEPTH}"])
     for name in _PROPERTIES:
         if name in methods:
             file, method = methods[name]
