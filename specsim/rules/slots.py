@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from specsim.verdict import Rule, Severity
 from specsim.world.kv import FreedTwice, NoSlot
 from specsim.world.ledger import Freed
 from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
+from specsim.world.scheduler import Pools
+
+NAMED_MAX = 4
+"""Slots or rows of a request that are named, where some are lost."""
 
 
 class FreeSlot(Check):
@@ -78,7 +82,38 @@ class SlotsAtRest(Check):
         for name, total, found in sizes:
             if found != total:
                 side = "lost" if found < total else "twice"
-                yield self.broken(f"{name}:{side}", "", f"{total} free or cached", found)
+                lost = _lost_slots(pools) if (name, side) == ("slots", "lost") else {}
+                actual = f"{found}{_without('slot', 'written last for', lost)}"
+                yield self.broken(f"{name}:{side}", _user(lost), f"{total} free or cached", actual)
+
+
+def _lost_slots(pools: Pools) -> dict[int, str]:
+    """By slot that is neither free nor cached, the request for which it was written last. Of a slot that nobody wrote
+    nothing is known; slot 0 is nobody's.
+    """
+    present = {slot for node in pools.nodes or () for slot in node.slots} | set(pools.free_slots or ())
+    if len(present) != pools.free + pools.cached:  # some are not listed
+        return {}
+    return {slot: rid for slot, rid in pools.writers.items() if slot and slot not in present}
+
+
+def _user(lost: Mapping[int, str]) -> str:
+    """The one request that had them all, else ""."""
+    users = set(lost.values())
+    return users.pop() if len(users) == 1 else ""
+
+
+def _without(name: str, how: str, lost: Mapping[int, str]) -> str:
+    """ ": not slots 5 and 6, HOW s0.1, nor slot 9, HOW r00", of at most NAMED_MAX each."""
+    parts = []
+    for rid in dict.fromkeys(lost.values()):
+        numbers = sorted(number for number, user in lost.items() if user == rid)
+        shown = [str(number) for number in numbers[:NAMED_MAX]]
+        more = len(numbers) - len(shown)
+        shown += [f"{more} more"] if more else []
+        listed = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+        parts.append(f"{name}{'s' * (len(numbers) > 1)} {listed}, {how} {rid}")
+    return f": not {', nor '.join(parts)}" if parts else ""
 
 
 class RowOwner(Check):
@@ -91,7 +126,10 @@ class RowOwner(Check):
         pools = run.pools
         if pools.free_rows != pools.rows:
             side = "lost" if pools.free_rows < pools.rows else "twice"
-            yield self.broken(f"rows:{side}", "", f"{pools.rows} free", pools.free_rows)
+            free = pools.free_row_numbers
+            lost = {row: rid for row, rid in pools.row_users.items() if free is not None and row not in free}
+            actual = f"{pools.free_rows}{_without('row', 'used last by', lost)}"
+            yield self.broken(f"rows:{side}", _user(lost), f"{pools.rows} free", actual)
 
 
 class TreeContent(Check):

@@ -204,6 +204,7 @@ class Kv:
         self.full = np.full(slots, UNWRITTEN, np.int64)
         self.window = np.full(window_slots, UNWRITTEN, np.int64)
         self.ledger, self.window_ledger = Ledger(), Ledger()
+        self.writers: dict[int, str] = {}  # by slot of the full pool, the request for which it was written last
         self._reports = reports
         self._drafted_by: dict[tuple[str, int], str] = {}  # by pool and slot who wrote the rejected draft in it
 
@@ -213,6 +214,7 @@ class Kv:
         self.window.fill(UNWRITTEN)
         self.ledger.restart()
         self.window_ledger.restart()
+        self.writers.clear()
         self._drafted_by.clear()
 
     def read(
@@ -230,14 +232,17 @@ class Kv:
 
     def write(self, reader: Reader, slot: int, kv: int) -> None:
         self.full[slot] = kv
+        self.writers[slot] = reader.rid
         self.ledger.wrote((slot,), (kv,))
         if kv == REJECTED:
             self._drafted_by["full", slot] = reader.owner
 
-    def write_all(self, slots: Ints, kv: Ints) -> None:
-        """What requests said, and no drafts."""
+    def write_all(self, reader: Reader, slots: Ints, kv: Ints) -> None:
+        """What a request said, and no drafts."""
         self.full[slots] = kv
-        self.ledger.wrote(slots.tolist(), kv.tolist())
+        numbers = slots.tolist()
+        self.writers.update(dict.fromkeys(numbers, reader.rid))
+        self.ledger.wrote(numbers, kv.tolist())
 
     def write_window(self, reader: Reader, slot: int, kv: int) -> None:
         self.window[slot] = kv

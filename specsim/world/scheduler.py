@@ -6,7 +6,7 @@ hands it requests, and shows its state. Nothing here knows of an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -370,6 +370,9 @@ class Pools:
     `window_*`                  of the pool of the sliding window's layers
     `free_slots`                the free slots themselves
     `rows`, `free_rows`         rows of `req_to_token`
+    `free_row_numbers`          the free rows themselves
+    `writers`, `row_users`      by slot of the full pool the request for which KV was written to it last, and by row the
+                                one that was last in it; empty where nothing says
     """
 
     total: int
@@ -382,6 +385,9 @@ class Pools:
     window_cached: int = -1
     free_slots: list[int] | None = None
     nodes: list[TreeNode] | None = None
+    free_row_numbers: list[int] | None = None
+    writers: Mapping[int, str] = field(default_factory=dict)
+    row_users: Mapping[int, str] = field(default_factory=dict)
 
 
 MODEL, RESULT = "the model", "what the model returns"

@@ -597,8 +597,10 @@ class Started:
             pools.window_total, pools.window_free, pools.window_cached = window.size, window.free, window.cached
         elif setup.page_size == 1:
             pools.free_slots = booted.allocator.free_pages.tolist()
-        if setup.radix:
-            pools.nodes = _nodes(booted.tree_cache)
+        pools.nodes = _nodes(booted.tree_cache) if setup.radix else []
+        pools.free_row_numbers = list(booted.row_pool.free_slots)
+        if isinstance(booted.worker, Worker):
+            pools.writers, pools.row_users = booted.worker.kv.writers, booted.worker.row_users
         return pools
 
 

@@ -211,6 +211,7 @@ class Worker(Fake):
         self.reports.restart()
         self.launches = {"extend": 0, "decode": 0}
         self.kv.restart()
+        self.row_users: dict[int, str] = {}  # by row the request that was last in it
         self._prefixes: dict[str, Prefixes] = {}
         self._fed: dict[str, int] = {}
 
@@ -282,7 +283,7 @@ class Worker(Fake):
         if is_known and self.tables.mapping is None and prefix == seat.prefixes.of(start):
             # What is computed is what is expected.
             written = seat.prefixes.first(length)[start:]
-            self.kv.write_all(slots[start:], written)
+            self.kv.write_all(seat, slots[start:], written)
             return seat.prefixes.of(length)
         for position in range(start, length):
             token = int(given[first + position - start])
@@ -445,6 +446,7 @@ class Worker(Fake):
                 self._bad(phase, seat, "seq_lens", length)
                 found.append((seat, None, 0))
             else:
+                self.row_users[row] = seat.rid
                 found.append((seat, row, length))
         return found
 

@@ -344,6 +344,7 @@ class Started(OwnScheduler):
             for block in cached
             if (key := block.block_hash) in tokens
         ]
+        pools.writers = self._booted.model.kv.writers
         return pools
 
     def _slots_of(self, block: Any) -> range:
