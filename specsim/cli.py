@@ -7,6 +7,8 @@ from __future__ import annotations
 import io
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -356,9 +358,16 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # a locale that lacks a character gets it spelled out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    try:
+    with ended_in_words():
         _require_a_place_to_work()
         app(args=arguments, prog_name="specsim")
+
+
+@contextmanager
+def ended_in_words() -> Iterator[None]:
+    """End the process as a command ends where its work raises an error for users: a sentence, and an exit code."""
+    try:
+        yield
     except UsageError as error:
         say(error)
         raise SystemExit(USAGE) from None

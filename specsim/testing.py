@@ -311,7 +311,8 @@ def check_target(
     cache_dir: Path | str | None,
 ) -> Verdict:
     """The verdict on a target, or on one tier of it, as `specsim check` gives it. Fetches nothing."""
-    from specsim.commands.suites import Asked, run_tiers
+    from specsim.commands.asked import Asked
+    from specsim.commands.suites import run_tiers
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
     from specsim.report.live import LiveLine, WorkProgress

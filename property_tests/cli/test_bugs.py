@@ -11,7 +11,7 @@ import pytest
 from property_tests.support.bugs_page import of_users, page, row
 from property_tests.support.checked_features import ALWAYS, FEATURES, Feature, judged_of
 from property_tests.support.known_releases import RELEASES
-from specsim.commands.suites import FIXTURES
+from specsim.commands.asked import FIXTURES
 from specsim.engines.triage import Triage
 from specsim.findings.explain import fixtures_of
 from specsim.lifting.source import SourceTree

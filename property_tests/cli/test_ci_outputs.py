@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
 from property_tests.support.findings import found
-from specsim.commands import one_target, outputs
+from specsim.commands import apart, one_target, outputs
 from specsim.commands import suites as check_suites
+from specsim.commands.asked import Asked
 from specsim.engines.target import ModelTarget
 from specsim.errors import UsageError
-from specsim.findings import baseline, matrix
+from specsim.findings import baseline
 from specsim.findings.comparison import Baseline, Reach, compare
 from specsim.findings.matrix import Column
 from specsim.lifting.cache import Cache
@@ -288,14 +289,13 @@ def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -
 def test_of_a_baseline_that_cannot_be_checked_no_finding_is_lost(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
+    monkeypatch.setattr(apart, "check_apart", lambda *_arguments: column)
     found = Verdict("model", 0, [Suite("accounting", schedules=1)], [finding()])
     monkeypatch.setattr(one_target, "verdict_of", lambda _asked: found)
-    asked = check_suites.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, tmp_path, "cpu", 1.0)
-    options = {"--budget-seconds": 1.0}
+    asked = Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, tmp_path, "cpu", 1.0)
     files = [tmp_path / name for name in ("v.json", "j.xml", "s.sarif")]
     written = outputs.Outputs(files[1], files[2], False)
-    code = one_target.check_one_target(asked, options, written, files[0], "model", False, False, None, Detail())
+    code = one_target.check_one_target(asked, written, files[0], "model", False, False, None, Detail())
     last = " ".join(capsys.readouterr().out.rpartition("not compared: ")[2].split())
     assert (code, last.startswith("the baseline model cannot be checked")) == (125, True)
     assert all("stale result" in file.read_text() for file in files)

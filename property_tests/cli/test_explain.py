@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specsim.cli import main
-from specsim.commands.suites import FIXTURES
+from specsim.commands.asked import FIXTURES
 from specsim.engines.triage import TABLE
 from specsim.errors import UsageError
 from specsim.files import read_json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,12 @@ from typer.main import get_command
 from property_tests.support.command_line import specsim
 from property_tests.support.wrong_providers import WRONG
 from specsim.cli import app, main
+from specsim.commands.apart import check_apart
+from specsim.commands.asked import Asked
 from specsim.commands.project import KEYS, settings_of
+from specsim.engines.target import ModelTarget
 from specsim.errors import UsageError
-from specsim.findings import matrix
+from specsim.lifting.cache import Cache
 
 CHECK = getattr(get_command(app), "commands")["dev"].commands["check"]  # noqa: B009 - a click group, which typer does not type
 Values = Callable[..., dict[str, Any]]
@@ -152,17 +156,17 @@ def test_no_other_key_is_taken(tmp_path_factory: pytest.TempPathFactory, key: st
         settings_of(folder)
 
 
-def test_the_checks_of_a_matrix_read_no_settings(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-
-    def noted(command: list[str], *_arguments: Any, **_options: Any) -> Any:
-        commands.append(command)
-        raise RuntimeError
-
-    monkeypatch.setattr("specsim.findings.matrix.processes.start", noted)
-    with pytest.raises(RuntimeError):
-        matrix.check_one("model", ["--cases", "1"], 1.0)
-    assert "--isolated" in commands[0]
+def test_the_checks_of_a_matrix_read_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.specsim]\nno-such-key = 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        settings_of(tmp_path)
+    asked = Asked(
+        ModelTarget(), Cache(tmp_path), "ops", math.inf, 7, 1, 1, tmp_path, "cpu", 20.0, operation="fill_bonus_tokens"
+    )
+    column = check_apart(asked)
+    assert (column.target, column.why, column.exit_code) == ("model", "", 0)
+    assert column.verdict["seed"] == 7
 
 
 def test_a_check_obeys_the_settings_of_its_project(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from property_tests.support.command_line import specsim
 from property_tests.support.findings import found
 from property_tests.support.wrong_providers import WRONG
 from specsim.cli import main
-from specsim.commands import suites
 from specsim.errors import UsageError
 from specsim.findings.comparison import Baseline, Reach, compare
 from specsim.findings.explain import RULES
@@ -88,13 +87,6 @@ def test_an_ignored_finding_is_not_gone_from_a_baseline_and_no_cell_calls_it_cle
     compared = compare(shown, Baseline("b", frozenset({BONUS}), Reach()))
     assert (compared.gone, compared.not_judged) == ((), (BONUS,))
     assert cell_of(Column("model", shown.to_json(), "", 0, 0.0), BONUS).state == "not run"
-
-
-def test_the_targets_of_a_matrix_are_checked_with_the_same_selection() -> None:
-    options = {"--select": ("O1", "ops:a b"), "--fail-on": "default", "--no-known": None}
-    assert suites.arguments_of(options) == [
-        *("--select", "O1", "--select", "ops:a b", "--fail-on", "default", "--no-known")
-    ]
 
 
 @pytest.mark.parametrize(

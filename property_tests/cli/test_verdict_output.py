@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from property_tests.support.command_line import specsim
 from specsim import interrupts
 from specsim.commands import suites
+from specsim.commands.asked import Asked
 from specsim.engines.sglang.provider import lift_first
 from specsim.engines.target import ModelTarget
 from specsim.lifting.cache import Cache
@@ -91,7 +92,7 @@ def test_what_runs_what_a_change_touched_comes_first() -> None:
 def test_every_output_has_the_findings_in_this_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = [finding("a", "option"), finding("b", "not called"), finding("c", "default")]
     monkeypatch.setattr(suites, "_run", lambda *_arguments: (Suite("ops", cases=1), found))
-    asked = suites.Asked(ModelTarget(), Cache(tmp_path), "ops", 1.0, 0, 1, 1, tmp_path, "cpu", 1.0)
+    asked = Asked(ModelTarget(), Cache(tmp_path), "ops", 1.0, 0, 1, 1, tmp_path, "cpu", 1.0)
     checked = suites.run_tiers(asked, Mock())
     assert [one["signature"][4] for one in checked.to_json()["findings"]] == ["c", "a", "b"]
 

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from property_tests.support.wrong_accountings import AppendsATokenTwice
 from specsim import cli, interrupts
 from specsim.commands import skipped_operations
+from specsim.commands.asked import FIXTURES
 from specsim.commands.limits import CI_ATTEMPTS, CI_CASES, CI_SCHEDULES, DEFAULT_CASES, DEFAULT_SECONDS, limits_of
-from specsim.commands.suites import FIXTURES
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.engine.accounting import Memory

@@ -12,8 +12,8 @@ import pytest
 
 from property_tests.support.toy_scheduler import ToyTarget, toy
 from specsim import replay_file
-from specsim.commands.one_target import alike_of
-from specsim.commands.suites import Asked
+from specsim.commands.asked import Asked
+from specsim.commands.one_target import alike
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.setups import SETUPS
@@ -270,10 +270,12 @@ def test_what_draws_another_schedule_now_is_replayed_and_not_shrunk(
 
 def test_a_baseline_is_checked_as_its_target_is(tmp_path: Path) -> None:
     """A mutant's without the known findings, which are not run there either: they would all be gone."""
-    options = {"--schedules": 5}
-    assert alike_of(asked(tmp_path), options) == options
-    of_a_mutant = alike_of(asked(tmp_path, only="scheduler", mutant="P07", fixtures=None), options)
-    assert of_a_mutant == {**options, "--only": "scheduler", "--no-known": None}
+    beside = Release("sglang", "1")
+    there: dict[str, Any] = {"target": beside, "out": tmp_path / "baseline", "shrinks": False}
+    for here in (asked(tmp_path, schedules=5), asked(tmp_path, only="scheduler", schedules=5, attempts=9)):
+        assert alike(here, beside) == replace(here, attempts=None, **there)
+    here = asked(tmp_path, only="scheduler", mutant="P07", fixtures=tmp_path)
+    assert alike(here, beside) == replace(here, mutant="", fixtures=None, **there)
 
 
 def test_another_rule_that_a_replay_breaks_has_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -11,7 +10,7 @@ import typer
 
 from specsim.choices.seeds import parse_seed
 from specsim.commands.git_bisect import BisectRunOption, exit_codes, skipping
-from specsim.commands.ignored_options import without_ignored
+from specsim.commands.ignored_options import as_typed
 from specsim.commands.invocation import GIT_STOPS, Command, output_file, output_folder
 from specsim.commands.limits import DEFAULT_CASES, DEFAULT_SCHEDULES
 from specsim.commands.options import (
@@ -226,9 +225,9 @@ def check(
     """Check a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
     matrix: targets across, findings down.
     """
+    from specsim.commands.asked import FIXTURES, Asked
     from specsim.commands.limits import limits_of
     from specsim.commands.one_target import check_one_target
-    from specsim.commands.suites import FIXTURES, Asked
     from specsim.engines.ranges import expand_targets
     from specsim.findings.selection import fail_on_of, names_of, selection_of
     from specsim.lifting.cache import open_cache
@@ -248,38 +247,41 @@ def check(
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
         chosen = expand_targets(target or ["model"])
         limits = limits_of(ci, budget_seconds, seed, cases, schedules, attempts)
-        options: dict[str, Any] = {
-            "--seed": seed,
-            "--cases": limits.cases,
-            "--schedules": limits.schedules,
-            "--device": device,
-        }
-        options |= {"--hang-seconds": hang_seconds}
-        options |= {"--worker": worker} if worker != "fake" else {}
-        given: dict[str, Any] = {
-            "--attempts": limits.attempts,
-            "--fixtures": fixtures,
-            "--only": only,
-            "--cache-dir": cache_dir,
-        }
-        given |= {"--budget-seconds": limits.seconds if limits.seconds < math.inf else None}
-        options |= {name: value for name, value in given.items() if value is not None}
         if not use_fixtures and fixtures is not None:
             raise UsageError("--fixtures with --no-known", "give one of them")
         selection, fails = (
             selection_of(select or (), ignore or ()),
             fail_on_of(fail_on) if fail_on else FAILS_BY_DEFAULT,
         )
-        options |= {"--select": tuple(select)} if select else {}
-        options |= {"--ignore": tuple(ignore)} if ignore else {}
-        options |= {"--fail-on": fail_on} if fail_on else {}
         if allow_not_run and baseline is None:
             raise UsageError("--allow-not-run without --baseline", "it is of what ran on a baseline: add --baseline")
         if require_reached and baseline is None:
             raise UsageError("--require-reached without --baseline", f"add --baseline {MAIN}@.#main...")
-        options |= {"--no-known": None} if not use_fixtures else {}
-        options |= {"--no-shrink": None} if not shrinks else {}
-        options = without_ignored(context, options)
+        asked = Asked(
+            target=chosen[0],
+            cache=open_cache(cache_dir),
+            only=tier,
+            operation=operation,
+            budget_seconds=limits.seconds,
+            seed=parse_seed(seed),
+            cases=limits.cases,
+            schedules=limits.schedules,
+            attempts=limits.attempts,
+            # A mutant is put back to see what finds it.
+            fixtures=(fixtures or FIXTURES) if use_fixtures and not mutant else None,
+            out=out,
+            device=device,
+            hang_seconds=hang_seconds,
+            bulk=bulk,
+            mutant=mutant,
+            worker=worker,
+            shrinks=shrinks,
+            one_core=one_core,
+            selection=selection,
+            fail_on=fails,
+            allowed=names_of(allow_not_run or ()),
+            require_reached=require_reached,
+        )
         outputs = Outputs(junit, sarif, github)
         outputs.require()
         if len(chosen) > 1 or (write is not None and not bulk) or pin_to is not None:
@@ -295,8 +297,8 @@ def check(
                 raise UsageError("--baseline with several targets", "give one target at a time")
             from specsim.commands.matrix import check_many
 
-            texts = [*target, *_given(context, options)] if target else []
-            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, texts, outputs))
+            texts = [*target, *_typed(context)] if target else []
+            raise typer.Exit(check_many(chosen, asked, json_file, write, pin_to, jobs, texts, outputs))
         (parsed,) = chosen
         if jobs is not None:
             raise UsageError("--jobs with one target", "it is of a matrix: name several targets")
@@ -305,47 +307,28 @@ def check(
         raise typer.Exit(_sing())
     if mutant:
         _require_mutant(mutant, parsed.text, tier)
-    asked = Asked(
-        target=parsed,
-        cache=open_cache(cache_dir),
-        only=tier,
-        operation=operation,
-        budget_seconds=limits.seconds,
-        seed=parse_seed(seed),
-        cases=limits.cases,
-        schedules=limits.schedules,
-        attempts=limits.attempts,
-        # A mutant is put back to see what finds it.
-        fixtures=(fixtures or FIXTURES) if use_fixtures and not mutant else None,
-        out=out,
-        device=device,
-        hang_seconds=hang_seconds,
-        bulk=bulk,
-        mutant=mutant,
-        worker=worker,
-        shrinks=shrinks,
-        one_core=one_core,
-        selection=selection,
-        fail_on=fails,
-        allowed=names_of(allow_not_run or ()),
-        require_reached=require_reached,
-    )
     detail = Detail(quiet, verbose, show_not_run)
-    raise typer.Exit(
-        check_one_target(asked, options, outputs, json_file, baseline, update_baseline, bisect_run, write, detail)
-    )
+    raise typer.Exit(check_one_target(asked, outputs, json_file, baseline, update_baseline, bisect_run, write, detail))
 
 
-def _given(context: typer.Context, options: Mapping[str, Any]) -> list[str]:
+_RUN = (
+    *("only", "worker", "fixtures", "use_fixtures", "budget_seconds", "cases", "schedules", "attempts", "shrinks"),
+    *("seed", "select", "ignore", "fail_on", "device", "hang_seconds"),
+)
+"""Parameters that say what a matrix runs."""
+
+
+def _typed(context: typer.Context) -> list[str]:
     """Those of the options that stand on the command line and say what is run, as they would be typed."""
-    from specsim.commands.suites import arguments_of
-
-    given: list[str] = []
-    for name, value in options.items():
-        source = context.get_parameter_source(name.removeprefix("--").replace("-", "_"))
-        if name != "--cache-dir" and source is not None and source.name == "COMMANDLINE":
-            given += arguments_of({name: f"{value:g}" if isinstance(value, float) else value})
-    return given
+    typed: list[str] = []
+    for parameter in context.command.params:
+        source, value = context.get_parameter_source(str(parameter.name)), context.params[str(parameter.name)]
+        if parameter.name not in _RUN or source is None or source.name != "COMMANDLINE":
+            continue
+        for one in value if isinstance(value, list | tuple) else (value,):
+            shown = [] if isinstance(one, bool) else [f"{one:g}" if isinstance(one, float) else str(one)]
+            typed += [as_typed(parameter, one), *shown]
+    return typed
 
 
 def _tier(only: str | None) -> tuple[str | None, str]:

@@ -23,7 +23,7 @@ def explain(
     json_file: Annotated[Path | None, output_file("--json", help="Write the same to this file.")] = None,
 ) -> None:
     """Say what a rule or a finding means, why it matters, which releases have it, and how to see or ignore it."""
-    from specsim.commands.suites import FIXTURES
+    from specsim.commands.asked import FIXTURES
     from specsim.findings.explain import explain as explained
     from specsim.findings.explain import fixtures_of, own_findings
     from specsim.report.explain import print_explained

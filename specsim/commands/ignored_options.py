@@ -127,14 +127,8 @@ def refuse_ignored(context: Any) -> None:
     for parameter, beside, remedy in _ignored(context):
         source = context.get_parameter_source(parameter.name)
         if source is not None and source.name == "COMMANDLINE":
-            shown = _shown(parameter, context.params[parameter.name])
+            shown = as_typed(parameter, context.params[parameter.name])
             raise UsageError(f"{shown} with {beside} would be ignored", f"leave it out: {remedy}")
-
-
-def without_ignored(context: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for another such command without those that it would refuse."""
-    ignored = {name for parameter, _, _ in _ignored(context) for name in (*parameter.opts, *parameter.secondary_opts)}
-    return {name: value for name, value in options.items() if name not in ignored}
 
 
 def _ignored(context: Any) -> Iterator[tuple[Any, str, str]]:
@@ -146,7 +140,7 @@ def _ignored(context: Any) -> Iterator[tuple[Any, str, str]]:
                 yield parameter, beside, rule.remedy
 
 
-def _shown(parameter: Any, value: Any) -> str:
+def as_typed(parameter: Any, value: Any) -> str:
     """A parameter as it was typed."""
     if value is False and parameter.secondary_opts:
         return str(parameter.secondary_opts[0])

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import math
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from specsim.commands.options import tell
-from specsim.commands.suites import arguments_of
 from specsim.errors import UsageError
 from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
+    from specsim.commands.asked import Asked
     from specsim.commands.outputs import Outputs
     from specsim.engines.target import Target
     from specsim.findings.matrix import Column
@@ -27,8 +27,7 @@ FIXTURES = Path("fixtures/replays")
 
 def check_many(
     chosen: list[Target],
-    options: dict[str, Any],
-    out: Path,
+    asked: Asked,
     json_file: Path | None,
     write: Path | None,
     pin_to: Path | None,
@@ -36,10 +35,11 @@ def check_many(
     texts: list[str],
     outputs: Outputs,
 ) -> int:
-    """A matrix of targets; returns the exit code. `texts` are the targets and options as they were typed, which the
-    page names.
+    """A matrix of targets, each checked as is `asked`; returns the exit code. `texts` are the targets and options as
+    they were typed, which the page names.
     """
     from specsim import interrupts
+    from specsim.commands.apart import check_apart
     from specsim.files import attempt, save_json, save_text
     from specsim.findings.fixtures import pin_missing, replay_known
     from specsim.findings.matrix import check_all
@@ -48,14 +48,13 @@ def check_many(
     if write is not None and not texts:
         raise UsageError("--write without targets", "name the releases of the page: ENGINE==A..B")
     at_once = allowed_jobs(jobs)
-    tier = str(options.get("--only", "")).partition(":")[0]
+    tier = asked.only or ""
+    by_text = {target.text: target for target in chosen}
     with interrupts.gentle():
         matrix = check_all(
-            [target.text for target in chosen],
-            [*arguments_of(options), "--no-github"],
-            out=out,
-            seed=str(options["--seed"]),
-            budget_seconds=float(options.get("--budget-seconds", math.inf)),
+            list(by_text),
+            lambda text: check_apart(replace(asked, target=by_text[text])),
+            seed=asked.seed,
             jobs=at_once,
             on_column=lambda column: tell(f"{column.target}: {column.summary}", err=True),
         )

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from specsim.commands.outputs import Outputs
 from specsim.commands.suites import (
     REPLAY_SHARE,
-    Asked,
     NoVerdictError,
     baseline_of,
     changed_by,
@@ -39,13 +37,13 @@ from specsim.findings.comparison import (
 from specsim.verdict import INCOMPLETE, NOT_CHECKED, Finding, Verdict
 
 if TYPE_CHECKING:
+    from specsim.commands.asked import Asked
     from specsim.engines.target import Target
     from specsim.report.check import Detail
 
 
 def check_one_target(
     asked: Asked,
-    options: Mapping[str, Any],
     outputs: Outputs,
     json_file: Path | None,
     baseline: str | None,
@@ -54,26 +52,20 @@ def check_one_target(
     write: Path | None,
     detail: Detail,
 ) -> int:
-    """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
-    checked is added to the file `write`; `detail` says how much is printed.
+    """Check a target, and the baseline beside it alike; returns the exit code. How many cases were checked is added to
+    the file `write`; `detail` says how much is printed.
     """
     from specsim.commands.counts import add_counts, read_counts
-    from specsim.engines.load import prepare
     from specsim.files import attempt, save_json, try_file
     from specsim.findings import baseline as known
     from specsim.report.check import print_verdict
-    from specsim.tiers.registry import TIERS
 
     if write is not None:
         read_counts(write)
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
     beside = baseline_of(baseline, update_baseline) if baseline is not None else None
-    has_device = asked.device != "cpu" and any(TIERS[tier].has_device for tier in asked.tiers)
-    on_gpu = has_device and shutil.which("nvidia-smi") is not None
-    for target in (asked.target, beside):
-        if target is not None and not isinstance(target, Path):
-            prepare(target, asked.cache, on_gpu)
+    _prepare(asked, *([] if beside is None or isinstance(beside, Path) else [beside]))
     if update_baseline:
         assert isinstance(beside, Path)
         try_file(beside)
@@ -89,7 +81,7 @@ def check_one_target(
         if update_baseline:
             verdict.not_checked = ()
     else:
-        verdict = _checked_with(beside, asked, options)
+        verdict = _checked_with(beside, asked)
     verdict.not_checked = (*mistaken(verdict), *verdict.not_checked)
     if asked.require_reached:
         verdict.not_checked += not_reached(verdict)
@@ -115,13 +107,30 @@ def check_one_target(
     return NOT_CHECKED if bisect_run and is_open else verdict.exit_code
 
 
-def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> Verdict:
+def check_alone(asked: Asked) -> Verdict:
+    """The verdict of a target, with nothing beside it."""
+    _prepare(asked)
+    verdict = verdict_of(asked)
+    verdict.not_checked = (*mistaken(verdict), *verdict.not_checked)
+    _forget_replays(verdict.symptoms)
+    return verdict
+
+
+def _prepare(asked: Asked, *others: Target) -> None:
+    """Fetch and build what a check runs."""
+    from specsim.engines.load import prepare
+    from specsim.tiers.registry import TIERS
+
+    has_device = asked.device != "cpu" and any(TIERS[tier].has_device for tier in asked.tiers)
+    on_gpu = has_device and shutil.which("nvidia-smi") is not None
+    for target in (asked.target, *others):
+        prepare(target, asked.cache, on_gpu)
+
+
+def _checked_with(beside: Target, asked: Asked) -> Verdict:
     """The verdict of a check, with that of a baseline which is a target, checked alike meanwhile."""
     share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
-    alike = alike_of(asked, options)
-    if share < math.inf:
-        alike["--budget-seconds"] = share
-    with checked_beside(beside, alike, asked.out, share) as known_of:
+    with checked_beside(replace(alike(asked, beside), budget_seconds=share)) as known_of:
         deadline = time.monotonic() + asked.budget_seconds
         changes = changes_of(beside, asked)
         lines = changes.files("srt") if changes is not None else {}  # of what a scheduler may import
@@ -147,13 +156,14 @@ def _checked_with(beside: Target, asked: Asked, options: Mapping[str, Any]) -> V
     return verdict
 
 
-def alike_of(asked: Asked, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with which a baseline is checked as the target is. Beside a mutant it has none: of it the tier that
-    runs one is checked, and no known finding is replayed there either.
+def alike(asked: Asked, beside: Target) -> Asked:
+    """What is asked of a baseline, which is checked as the target is; nothing is shrunk there. Beside a mutant it has
+    none: of it the tier that runs one is checked, and no known finding is replayed there either.
     """
+    there = replace(asked, target=beside, out=asked.out / "baseline", shrinks=False, attempts=None)
     if not asked.mutant:
-        return dict(options)
-    return {**options, "--only": asked.only or "accounting", "--no-known": None}
+        return there
+    return replace(there, mutant="", only=asked.only or "accounting", fixtures=None)
 
 
 def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozenset[str] = frozenset()) -> None:

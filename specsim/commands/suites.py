@@ -9,18 +9,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import specsim
 from specsim.commands import skipped_operations
 from specsim.errors import UsageError
-from specsim.findings.selection import EVERYTHING, Selection
 from specsim.verdict import (
-    FAILS_BY_DEFAULT,
-    FailOn,
     Finding,
     NotRun,
     Suite,
@@ -30,88 +26,18 @@ from specsim.verdict import (
 )
 
 if TYPE_CHECKING:
+    from specsim.commands.asked import Asked
     from specsim.engines.target import Target
     from specsim.findings.comparison import Baseline
-    from specsim.lifting.cache import Cache
     from specsim.lifting.changes import Changes
     from specsim.report.live import LiveLine
 
 KnownOf = Callable[[], "Baseline"]
 REPLAY_SHARE = 0.2  # of the budget, with a baseline that is a target: for replaying on it what it did not show
-FIXTURES = Path(specsim.__file__).parent / "fixtures" / "replays"
-"""Replay files of known findings, which come with specsim."""
 
 
 class NoVerdictError(Exception):
     """What was asked for cannot be said: exit code 125."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a check of one target was asked for. `operation` is the one that is checked, "" for all. `attempts` at a
-    smaller case or schedule of each finding, as many as each tier makes by itself for None. Without `shrinks` what is
-    found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
-    the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
-    With `one_core` everything shares one core. `selection` and `fail_on` say what is reported, and what of it fails;
-    what `allowed` matches may be not run, though it runs on a baseline. Of `lines` of the target's files schedules note
-    whether they run, and with `require_reached` those that a change touches must.
-    """
-
-    target: Target
-    cache: Cache
-    only: str | None
-    budget_seconds: float
-    seed: int
-    cases: int
-    schedules: int
-    out: Path
-    device: str
-    hang_seconds: float
-    operation: str = ""
-    bulk: bool = False
-    mutant: str = ""
-    worker: str = "fake"
-    shrinks: bool = True
-    known: frozenset[str] = frozenset()
-    one_core: bool = False
-    attempts: int | None = None
-    fixtures: Path | None = FIXTURES
-    selection: Selection = EVERYTHING
-    fail_on: FailOn = FAILS_BY_DEFAULT
-    allowed: tuple[str, ...] = ()
-    lines: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    require_reached: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.target.text} with mutant {self.mutant}" if self.mutant else self.target.text
-
-    @property
-    def tiers(self) -> tuple[str, ...]:
-        """The tiers to run: of a selection those that it may be of. A mutant is of what schedules run: operations are
-        not touched.
-        """
-        from specsim.tiers.registry import TIERS
-
-        is_default = {name: tier.by_default and tier.is_of(self.target) for name, tier in TIERS.items()}
-        default = [name for name in TIERS if is_default[name] and self.selection.needs(name)]
-        wanted = [self.only] if self.only else default
-        return tuple(name for name in wanted if not self.mutant or TIERS[name].unit == "schedules")
-
-    @property
-    def enough(self) -> dict[str, int]:
-        """Schedules of each tier below which a check says too little: a tenth of those of a gate."""
-        from specsim.commands.limits import CI_SCHEDULES
-        from specsim.tiers.registry import TIERS
-
-        gate = replace(self, schedules=min(self.schedules, CI_SCHEDULES))
-        return {tier: gate.count(tier) // 10 for tier in self.tiers if TIERS[tier].unit == "schedules"}
-
-    def count(self, tier: str) -> int:
-        """Cases of each operation, or schedules, that a tier runs at most."""
-        from specsim.tiers.registry import TIERS
-
-        return self.cases if TIERS[tier].unit == "cases" else self.schedules
 
 
 def verdict_of(asked: Asked) -> Verdict:
@@ -266,43 +192,31 @@ def baseline_of(text: str, update: bool) -> Path | Target:
     return file
 
 
-def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as a command line has them; None is the value of one that has none, a tuple those of one that is
-    repeated.
-    """
-    arguments: list[str] = []
-    for name, value in options.items():
-        for one in value if isinstance(value, tuple) else (value,):
-            arguments += [name] if one is None else [name, str(one)]
-    return arguments
-
-
 @contextmanager
-def checked_beside(target: Target, options: Mapping[str, Any], out: Path, seconds: float) -> Iterator[KnownOf]:
-    """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for what it has.
-    Nothing is shrunk there. Raises NoVerdictError when it has no verdict.
+def checked_beside(asked: Asked) -> Iterator[KnownOf]:
+    """Check a baseline in a process of its own meanwhile; what is yielded waits for what it has. Raises NoVerdictError
+    when it has no verdict.
     """
+    from specsim.commands.apart import check_apart
     from specsim.findings.comparison import Baseline
-    from specsim.findings.matrix import check_one, end
+    from specsim.isolation import processes
 
-    alike = {name: value for name, value in options.items() if name not in ("--attempts", "--no-shrink")}
-    arguments = [*arguments_of(alike), "--no-shrink", "--no-github", "--out", str(out / "baseline")]
-    processes: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[Any]] = []
 
     def known_of() -> Baseline:
         column = checked.result()
         if not column.verdict or column.verdict["verdict"] == "error":
             why = column.why or "nothing of it could be checked"
-            raise NoVerdictError(f"the baseline {target.text} cannot be checked: {why}")
-        return Baseline.of_verdict(target.text, column.verdict)
+            raise NoVerdictError(f"the baseline {column.target} cannot be checked: {why}")
+        return Baseline.of_verdict(column.target, column.verdict)
 
     with ThreadPoolExecutor(1) as pool:
-        checked = pool.submit(check_one, target.text, arguments, seconds, on_start=processes.append)
+        checked = pool.submit(check_apart, asked, started.append)
         try:
             yield known_of
         finally:
-            for process in processes:
-                end(process)
+            for process in started:
+                processes.end(process)
 
 
 def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked, deadline: float) -> ReplayedOnBaseline:

@@ -5,28 +5,18 @@ A target that crashes, hangs or cannot be fetched costs its own column and nothi
 
 from __future__ import annotations
 
-import json
-import math
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import specsim
 from specsim import interrupts
 from specsim.engines.triage import is_known_in
-from specsim.isolation import environment, processes
 from specsim.tiers.registry import TIERS
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS
 
 FORMAT = "specsim.matrix/1"
-_TIME_BEYOND_THE_BUDGET = 4  # a check shrinks what it found after its budget, and starts children that import torch
 
 State = Literal["finding", "known", "clean", "not run"]
 
@@ -125,68 +115,24 @@ class Matrix:
 
 def check_all(
     targets: Sequence[str],
-    options: Sequence[str],
+    check: Callable[[str], Column],
     *,
-    out: Path,
-    seed: str,
-    budget_seconds: float,
+    seed: int,
     jobs: int,
     on_column: Callable[[Column], None],
 ) -> Matrix:
-    """Check each target in a process of its own, `jobs` at a time, with the options of `specsim check` given."""
+    """Check each target, `jobs` at a time."""
 
     def run(target: str) -> Column:
         if interrupts.asked():
             return Column(target, {}, interrupts.WHY, INTERRUPTED, 0.0)
-        column = check_one(target, [*options, "--out", str(out)], budget_seconds)
+        column = check(target)
         on_column(column)
         return column
 
     with ThreadPoolExecutor(jobs) as pool:
         columns = list(pool.map(run, targets))
-    return Matrix(seed, columns, rows_of(columns))
-
-
-def check_one(
-    target: str,
-    options: Sequence[str],
-    budget_seconds: float,
-    on_start: Callable[[subprocess.Popen[Any]], None] = lambda _process: None,
-) -> Column:
-    """Check a target in a process of its own, which gets an interrupt of this one. `on_start` is told of it."""
-    started = time.monotonic()
-    limit = 120 + budget_seconds * _TIME_BEYOND_THE_BUDGET if budget_seconds < math.inf else None
-    with tempfile.TemporaryDirectory() as folder:
-        verdict = Path(folder) / "verdict.json"
-        asked = ["dev", "check", target, "--isolated", *options, "--json", str(verdict)]
-        command = [sys.executable, "-m", "specsim", *asked]
-        process = processes.start(command, environment.of_ours(), stderr=subprocess.PIPE)
-        on_start(process)
-        try:
-            with interrupts.passed_on(process.pid):
-                stderr = process.communicate(timeout=limit)[1].decode(errors="replace")
-        except subprocess.TimeoutExpired:
-            stderr = f"its check does not end within {limit:g} s"
-        finally:
-            end(process)
-        data: dict[str, Any] = json.loads(verdict.read_text("utf-8")) if verdict.is_file() else {}
-    why = "" if data else _reason(stderr, process.returncode)
-    return Column(target, data, why, process.returncode, time.monotonic() - started)
-
-
-def end(process: subprocess.Popen[Any]) -> None:
-    """End a check and what it started."""
-    processes.end(process)
-
-
-def _reason(stderr: str, code: int) -> str:
-    """Why a check left no verdict, in one sentence."""
-    lines = [line.strip() for line in stderr.strip().splitlines() if line.strip()]
-    for line in lines:
-        if line.startswith("specsim: "):
-            return line.removeprefix("specsim: ").rstrip(".")
-    ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return lines[-1] if lines else f"its check ended with {ended}"
+    return Matrix(str(seed), columns, rows_of(columns))
 
 
 # Rows and cells
