@@ -22,7 +22,7 @@ Read it in this order:
 * `validation`   the checks of arguments, and the switch that turns them off
 
 Each operation is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
-are changed in place. `specsim.contracts.naive` has a naive implementation of each; tests require that the two agree.
+are changed in place. `property_tests/naive` has a naive implementation of each; tests require that the two agree.
 Wrong arguments raise ValueError.
 
 This package imports torch and nothing else.

@@ -1,4 +1,4 @@
-"""Where releases of SGLang have had what specsim takes of them: every address, once.
+"""Where releases of SGLang have had what specsim takes of them by its path: each path once.
 
 A place is a file below the package and a name in it. `PLACES` has the places of each name, newest first. Who looks for
 one takes the first place that the release has, so a function that moved costs one line, above the other places of it.
