@@ -4,44 +4,18 @@ There is a file for each of the reference's, and in it a function NAME_naive wit
 lists, dicts and for loops, one request, node or token at a time, and does not check its arguments.
 """
 
-from property_tests.naive import (
-    accepted,
-    cache_locs,
-    drafting,
-    frequencies,
-    kv,
-    logits,
-    masks,
-    multi_layer,
-    ragged_drafts,
-    sampling,
-    tree,
-    verify,
-    verify_logits,
-)
-from specsim.contracts.contract import Implementation
+import importlib
+
+from specsim.contracts.contract import Implementation, Op
 from specsim.contracts.registry import OPS
 
-_MODULES = (
-    accepted,
-    cache_locs,
-    drafting,
-    frequencies,
-    kv,
-    logits,
-    masks,
-    multi_layer,
-    ragged_drafts,
-    sampling,
-    tree,
-    verify,
-    verify_logits,
-)
 
-NAIVE: dict[str, Implementation] = {
-    op.name: function
-    for op in OPS.values()
-    for module in _MODULES
-    if (function := vars(module).get(f"{op.reference.__name__}_naive"))
-}
+def _naive_of(op: Op) -> Implementation:
+    """That of the reference's function, in the file of the same name."""
+    file, name = op.reference.__module__.rpartition(".")[2], op.reference.__name__
+    found: Implementation = getattr(importlib.import_module(f"{__name__}.{file}"), f"{name}_naive")
+    return found
+
+
+NAIVE: dict[str, Implementation] = {op.name: _naive_of(op) for op in OPS.values()}
 """The naive implementations, by operation."""

@@ -23,17 +23,16 @@ what is left: `out-of-bounds` for writes, `unwritten` and `undefined-memory`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from specsim.contracts.contract import differing
-from specsim.contracts.pointers import span_bytes
 from specsim.errors import UsageError
 from specsim.interpreter.red_zones import RED_ZONE, poison_value
 from specsim.interpreter.triton_names import Order, one_line
@@ -195,31 +194,34 @@ class _Plan:
         named = {name: guarded[name].view if name in guarded else value for name, value in self.bound.items()}
         positional = [named.pop(name) for name in self.positions]
         outputs = {name: guarded[name].view for name in self.outputs}
-        watch = _Watch(outputs)
+        flaws: list[Flaw] = []
+        flag = functools.partial(_flag, flaws)
         plain = not (memory or marks or order is not tuple)
-        chosen: Order = lambda programs: order(self.programs(programs))  # noqa: E731
+        launches, without_other = 0, set[str]()
+        written: dict[str, torch.Tensor | None] = dict.fromkeys(outputs)
         if not self.on_cpu:
             returned = self.function(*positional, **named)
         else:
             from specsim.interpreter.lockstep.launch import lockstep
             from specsim.interpreter.lockstep.sanitize import LockstepWatch
 
-            seen = LockstepWatch(watch.flag, outputs, memory=marks)
-            chosen = tuple if order is tuple and self.programs is tuple else chosen
+            seen = LockstepWatch(flag, outputs, memory=marks)
+            is_plain_order = order is tuple and self.programs is tuple
+            chosen: Order = tuple if is_plain_order else lambda programs: order(self.programs(programs))
             with lockstep(seen, seen.watch, extra=self.extra, order=chosen, overflow=plain, fall_back=False):
                 returned = self.function(*positional, **named)
             seen.end(lambda name: self._mask(name, outputs[name]))
-            watch.initialised, watch.launches = seen.written, seen.launches
-            watch.without_other = seen.loads_without_other
+            launches, without_other = seen.launches, seen.loads_without_other
+            written = {name: _by_element(outputs[name], known) for name, known in seen.written.items()}
         for name, tensor in guarded.items():
             stray = tensor.stray_write()
             if stray is not None:
-                watch.flag("out-of-bounds", f"element {stray} of {name}, shape {list(tensor.view.shape)}, is written")
+                flag("out-of-bounds", f"element {stray} of {name}, shape {list(tensor.view.shape)}, is written")
         results = {name: tensor.view.detach().to("cpu", copy=True) for name, tensor in guarded.items()}
         for i, value in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
             if isinstance(value, torch.Tensor):
                 results[f"returned[{i}]"] = value.detach().to("cpu", copy=True)
-        return _SanitizedRun(watch.flaws, results, watch.launches, watch.without_other, watch.written())
+        return _SanitizedRun(flaws, results, launches, without_other, written)
 
     def variant(
         self, first: _SanitizedRun, kind: Kind, what: str, *, memory: int = 0, order: Order = tuple
@@ -280,32 +282,15 @@ def _position_names(function: Callable[..., Any], count: int) -> list[str]:
     return [names[i] if i < len(names) else f"arg{i}" for i in range(count)]
 
 
-@dataclass(slots=True)
-class _Watch:
-    """What is seen in one run."""
+def _flag(flaws: list[Flaw], kind: Kind, text: str, where: str = "") -> None:
+    """Note the first of each kind and line."""
+    if all((flaw.kind, flaw.where) != (kind, where) for flaw in flaws):
+        flaws.append(Flaw(kind, text, where))
 
-    outputs: dict[str, torch.Tensor]
-    flaws: list[Flaw] = field(default_factory=list)
-    launches: int = 0
-    without_other: set[str] = field(default_factory=set)
-    initialised: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name, tensor in self.outputs.items():
-            self.initialised[name] = np.zeros(span_bytes(tensor), dtype=bool)
-
-    def flag(self, kind: Kind, text: str, where: str = "") -> None:
-        if all((flaw.kind, flaw.where) != (kind, where) for flaw in self.flaws):
-            self.flaws.append(Flaw(kind, text, where))
-
-    def written(self) -> dict[str, torch.Tensor | None]:
-        """By output, which elements were written by kernels; None where none was, so that nobody can say."""
-        written: dict[str, torch.Tensor | None] = {}
-        for name, tensor in self.outputs.items():
-            known = self.initialised[name]
-            if not known.any():
-                written[name] = None
-                continue
-            by_element = torch.from_numpy(known.reshape(-1, tensor.element_size()).all(axis=1))
-            written[name] = torch.as_strided(by_element, tensor.shape, tensor.stride(), 0).clone()
-        return written
+def _by_element(tensor: torch.Tensor, written: Any) -> torch.Tensor | None:
+    """Which elements kernels have written, by bytes; None where they wrote none, so that nobody can say."""
+    if not written.any():
+        return None
+    elements = torch.from_numpy(written.reshape(-1, tensor.element_size()).all(axis=1))
+    return torch.as_strided(elements, tensor.shape, tensor.stride(), 0).clone()

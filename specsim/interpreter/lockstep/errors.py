@@ -13,8 +13,8 @@ class KernelError(Exception):
 
 
 class UnsupportedError(UsageError):
-    """A kernel uses what the interpreter does not have. `names` says what, `places` gives the FILE:LINE of
-    those that are known.
+    """A kernel uses what the interpreter does not have. `names` says what, `places` gives the FILE:LINE of those that
+    are known.
     """
 
     def __init__(self, kernel: str, names: tuple[str, ...], places: Mapping[str, str] = MappingProxyType({})) -> None:
