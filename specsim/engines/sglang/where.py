@@ -1,7 +1,8 @@
 """Where releases of SGLang have had what specsim takes of them by its path: each path once.
 
-A place is a file below the package and a name in it. `PLACES` has the places of each name, newest first. Who looks for
-one takes the first place that the release has, so a function that moved costs one line, above the other places of it.
+A place is a file below the package and a name in it. `PLACES` has the places of each name, newest first. A name is
+specsim's own, whatever a release calls the function. Who looks for one takes the first place that the release has, so a
+function that moved costs one line, above the other places of it.
 
 A file alone is a place with the same name in that file. A method that has no line of its own is where its class is.
 Kernels have moved with their files: to `triton_ops` in 0.5.13, to `kernels/ops` in 0.5.16. What a function takes and
