@@ -15,6 +15,7 @@ from property_tests.support.release_expectations import functions_of, of_functio
 from specsim.contracts.registry import OPS
 from specsim.engines.sglang.operations import CALLERS, FUNCTIONS
 from specsim.engines.sglang.provider import SglangProvider
+from specsim.engines.sglang.where import files
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import DriftError
 from specsim.lifting.source import SourceTree
@@ -46,6 +47,7 @@ def test_no_two_subjects_have_one_name(release: Release, wheel_cache: Cache) -> 
 # An edit of the newest release that the suite reads, and the subjects that see it.
 WORKER, SAMPLE = "srt/speculative/eagle_worker_v2.py", "srt/speculative/eagle_info_v2.py"
 UTILS, TREES = "srt/speculative/spec_utils.py", "srt/speculative/eagle_utils.py"
+RESULTS = files("resolve_tokens")[0]
 EDITS = [
     (UTILS, r"(topk_sq \* )\(\w+ - 1\)", r"\1i", "function:select_top_k_tokens"),
     (UTILS, r"\.repeat_interleave\(topk, dim=0\)", ".repeat(topk, 1)", "draft_forward, selecting"),
@@ -59,6 +61,8 @@ EDITS = [
     (WORKER, r"\.clamp\(min=0\)(?=\.reshape)", ".clamp(min=1)", "function:_finalize_accept_tree_path"),
     (WORKER, r"(accept_index, accept_lens) - 1\)", r"\1 - 2)", "_finalize_accept_tree_path"),
     (WORKER, r"(new_seq_lens = [\w.]+) \+ accept_lens", r"\1 + 1", "verify, whole"),
+    (RESULTS, r"stride = result\.\w+", "stride = max(accept_lens)", "_resolve_spec_v2_tokens"),
+    (RESULTS, r"(kv_committed_len \+= )accept_lens\[i\]", r"\g<1>1", "_resolve_spec_v2_tokens"),
 ]
 
 
@@ -112,6 +116,17 @@ def test_what_a_function_came_to_call_is_reported_and_is_no_finding(release: Rel
     source = edited(calls, TREES, r"\A", "from sglang.srt.new import a_new_thing\n")
     with pytest.raises(DriftError, match=r"^cannot be lifted: .* it calls a_new_thing"):
         SglangProvider(source, wheel_cache).function(ORGANIZE)
+
+
+def test_what_a_scheduler_makes_of_a_result_is_checked_where_its_module_is_not_imported(
+    release: Release, wheel_cache: Cache
+) -> None:
+    broken = edited(release(NEWEST), RESULTS, r"\Z", r"\nraise ImportError\n")
+    (names,) = [f for f in FUNCTIONS if f.name == "caller:_resolve_spec_v2_tokens"]
+    for source, has_findings in ((broken, False), (edited(broken, RESULTS, r"i \* stride", "i"), True)):
+        found = outcomes(SglangProvider(source, wheel_cache).function(names), 10)
+        assert len(found) == 10
+        assert any(outcome.violations for _case, outcome in found) is has_findings
 
 
 def test_what_is_rehearsed_launches_no_kernel(release: Release, wheel_cache: Cache) -> None:

@@ -203,6 +203,17 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
         (_WORKER, "EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache"),
     ),
     "prepare_verify_commit_outputs": (_EAGLE_KERNELS,),
+    "resolve_tokens": (
+        (
+            "srt/managers/scheduler_components/batch_result_processor.py",
+            "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        ),
+        *_renamed(
+            ("srt/managers/scheduler_output_processor_mixin.py",),
+            "SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens",
+            "SchedulerOutputProcessorMixin._resolve_spec_overlap_token_ids",
+        ),
+    ),
     # What clients send.
     "open_session": (
         "srt/managers/tokenizer_control_mixin.py",

@@ -1,4 +1,6 @@
-"""After the walk: the accepted path is brought to the front of its block, and what the next step reads is made."""
+"""After the walk: the accepted path is brought to the front of its block, what the next step reads is made, and the
+scheduler reads which tokens each request was given.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from specsim.engines.sglang.operations.verification import (
     around_sampling,
     sampling_info,
 )
-from specsim.engines.sglang.stubs import Fields, nothing
+from specsim.engines.sglang.stubs import OFF, Fields, nothing
 from specsim.engines.sglang.where import Place, files, places
 
 Tensor = torch.Tensor
@@ -272,6 +274,57 @@ def _first(value: Tensor | None, other: Tensor) -> Tensor:
     return other if value is None else value
 
 
+# What the scheduler makes of a result.
+
+
+def _resolve(lifted: Lifted, predicts: Tensor, accept_index: Tensor) -> Tensor:
+    """A result as a worker gives it: each request's accepted tokens at the front of its block of nodes."""
+    given = (accept_index[:, 0] >= 0).nonzero().flatten()  # padding requests have no result
+    paths, nodes = accept_index[given], predicts.numel() // max(1, len(accept_index))
+    accept_lens = (paths >= 0).sum(dim=1, dtype=torch.int32)
+    tokens = predicts.new_full((len(given), nodes), -1)
+    for row, path, count in zip(tokens, paths, accept_lens.tolist(), strict=True):
+        row[:count] = predicts[path[:count].long()]
+    requests = [_Request() for _ in accept_lens]
+    result = Fields(
+        next_token_ids=tokens.flatten(),
+        accept_lens=accept_lens,
+        speculative_num_draft_tokens=nodes,
+        num_non_draft_tokens_per_req=1,
+    )
+    owner = Fields(
+        draft_worker=Fields(speculative_num_draft_tokens=nodes),
+        model_worker=Fields(on_verify_complete_cpu=nothing),
+        metrics_reporter=Fields(snapshot_spec_decode_metrics=nothing),
+        advance_grammar_fsm=nothing,
+    )
+    resolved = lifted.value(owner, result, Fields(reqs=requests, spec_algorithm=OFF))
+    # A release counts the bonus token's slot with the launch before, or with this result.
+    ahead = {request.committed - count for request, count in zip(requests, accept_lens.tolist(), strict=True)}
+    if not (ahead <= {0} or ahead <= {-1}):
+        raise WrongResultError(f"requests of {accept_lens.tolist()} tokens have committed {ahead} more")
+    output = torch.full_like(accept_index, -1)
+    for request, emitted in zip(given.tolist(), resolved, strict=True):
+        output[request, : len(emitted)] = torch.tensor(emitted, dtype=output.dtype)
+    return output
+
+
+class _Request(Fields):
+    """A request that runs, without a grammar."""
+
+    def __init__(self) -> None:
+        counts = "spec_verify_ct", "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens"
+        histograms = ("update_spec_correct_drafts_histogram", "update_spec_acceptance_histogram")
+        super().__init__(kv_committed_len=0, **dict.fromkeys(counts, 0), **dict.fromkeys(histograms, nothing))
+        self.kv = Fields(kv_committed_len=0)
+        self.finished = lambda: False
+
+    @property
+    def committed(self) -> int:
+        """Where either kind of release counts it."""
+        return int(self.kv_committed_len) + int(self.kv.kv_committed_len)
+
+
 def _is_of_a_release(sizes: Sizes) -> bool:
     """A chain has a node for each step, and a tree at least as many nodes as a path: the releases set them so."""
     nodes, width = sizes["num_draft_tokens"], sizes["num_steps"] + 1
@@ -292,6 +345,16 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         follow=_LAUNCHERS | {"_compact_accept_to_front", "move_accept_tokens_to_target_kvcache"},
         along=_BEFORE,
         kernels=_KERNELS,
+        accepts=_is_of_a_release,
+    ),
+    FunctionNames(
+        "gather_accept_tokens",
+        "caller:_resolve_spec_v2_tokens",
+        places("resolve_tokens"),
+        (("self", "result", "batch"),),
+        _resolve,
+        follow=frozenset({"_get_speculative_output_stride"}),
+        role="caller",
         accepts=_is_of_a_release,
     ),
     FunctionNames(
