@@ -11,7 +11,8 @@ from specsim.world.rule import Check, Run, Violation, notes
 
 class AcceptedDrafts(Check):
     """All that is added to the counter is counted for a request, too: not the drafts of one that has finished or was
-    retracted while its verification was under way.
+    retracted while its verification was under way. A request's own count may be larger: it may have the drafts
+    behind its end, which I40 bounds.
     """
 
     rule = Rule(
@@ -22,5 +23,5 @@ class AcceptedDrafts(Check):
     def at_rest(self, run: Run) -> Iterator[Violation]:
         counted = sum(record.drafts for record, _note in run.noted(DraftsCounted))
         drafts = sum(state.drafts for state in run.started.requests())
-        if counted != drafts:
+        if counted > drafts:
             yield self.broken("counter", "", f"{drafts} correct drafts, those of all requests", counted)
