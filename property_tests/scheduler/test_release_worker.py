@@ -45,6 +45,28 @@ def test_four_requests_decode_as_one_by_one(
     assert set(answer["pools"].values()) == {True}
 
 
+@pytest.mark.parametrize(
+    ("version", "drafter", "options"),
+    [
+        (NEWEST, "standalone", {}),
+        pytest.param(NEWEST, "ngram", ALONE, marks=pytest.mark.slow),
+        pytest.param(RELEASES[0], "standalone", ALONE, marks=pytest.mark.slow),
+        pytest.param(RELEASES[0], "ngram", ALONE, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_other_drafters_change_no_token_and_their_drafts_are_accepted(
+    release: Callable[[str], SourceTree], version: str, drafter: str, options: dict[str, Any]
+) -> None:
+    release(version)
+    answer = booted(version, {**TREES, **options, "drafter": drafter})
+    assert {rid: output["token_ids"] for rid, output in answer["outputs"].items()} == answer["expected"]
+    assert all(record.startswith("DraftRead(") for record in answer["records"])
+    assert answer["findings"] == []
+    assert set(answer["pools"].values()) == {True}
+    assert answer["iterations"] < 40
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
 def test_several_draft_models_change_no_token(release: Callable[[str], SourceTree], graphs: bool) -> None:

@@ -199,7 +199,7 @@ class VisibleOutputs(Check):
         its verifications, each a launch that brought a token for each draft step and one more at most. A prefill brings
         one. Of what was aborted nobody counts but the tokens.
         """
-        tokens, longest = len(answer.tokens), self.setup.steps + 1
+        tokens, longest = len(answer.tokens), self.setup.run_max
         counts = [("completion-tokens", answer.completion_tokens, range(tokens, tokens + 1))]
         if answer.reason != "abort":
             needed = ceil((tokens - launches[answer.rid, "extend"]) / longest)

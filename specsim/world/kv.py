@@ -105,7 +105,7 @@ class DraftRead:
     """What the draft model read and that is not of its request's own tokens: its drafts are then worth less."""
 
     rid: str
-    name: str  # "hidden-state", "position", "KV", "token", "row", "planned-twice" or of a step; then of what part
+    name: str  # what it is ("hidden-state", "position", "KV", ...), and in which part of the request
     position: int
     expected: int
     actual: int

@@ -52,6 +52,8 @@ class Setup:
     `graphs`        whether passes of decoding are CUDA graphs, captured for batches of a few sizes
     `beyond_guards` runs what the release refuses by a guard: nothing that a server can be configured to
     `sampled`       whether requests may be sampled
+    `drafter`       "eagle" for a draft model that is given hidden states, "standalone" for one that is not, "ngram"
+                    for tokens that have followed the same ones before
     `multi_layer`   whether each step of a draft has a draft model of its own, with KV of its own
     `rust_tree`     takes the target's radix tree in Rust, and not the one in Python
     `adaptive`      whether the depth of a draft follows how many drafts are accepted, `steps` at most
@@ -81,6 +83,7 @@ class Setup:
     graphs: bool = False
     beyond_guards: bool = False
     sampled: bool = False
+    drafter: str = "eagle"
     multi_layer: bool = False
     rust_tree: bool = False
     adaptive: bool = False
@@ -96,6 +99,11 @@ class Setup:
         """What differs from the first setup."""
         first = Setup()
         return {n: getattr(self, n) for n in self.__slots__ if getattr(self, n) != getattr(first, n)}
+
+    @property
+    def run_max(self) -> int:
+        """Most tokens that a verification adds: a path of drafts, and the bonus token."""
+        return self.draft_tokens if self.drafter == "ngram" else self.steps + 1
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.freed import watch
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.modules import PACKAGE, release_module
+from specsim.engines.sglang.scheduler.ngram import corpus_class
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Pool, SentOutput, take
 from specsim.engines.sglang.scheduler.release_worker import ReleaseWorker, runner_class
@@ -208,6 +209,8 @@ class Booted:
         worker.watch_operations(REFERENCE)
         vars(module)["ModelRunner"] = runner_class(module, worker, make, family.answers)
         self.worker = worker
+        if options.drafter == "ngram":
+            vars(release_module("speculative.cpp_ngram.ngram_corpus"))["NgramCorpus"] = corpus_class(worker)
         vars(release_module("managers.tp_worker"))["broadcast_pyobj"] = lambda data, *_of_ranks, **_named: data
 
     # ---- running

@@ -93,10 +93,10 @@ class Family:
 
     def server_arguments(self, options: Options, model_path: str) -> Any:
         """ServerArgs of the options, as the release itself validates and completes them."""
-        arguments = {
+        arguments: dict[str, Any] = {
             "model_path": model_path,
-            "device": "cpu",
-            "speculative_algorithm": "EAGLE",
+            "device": "cuda" if options.drafter == "ngram" else "cpu",  # to 0.5.15.post1 n-grams are for CUDA alone
+            "speculative_algorithm": options.drafter.upper(),
             "speculative_num_steps": options.steps,
             "speculative_eagle_topk": options.topk,
             "speculative_num_draft_tokens": options.num_draft_tokens,
@@ -117,6 +117,9 @@ class Family:
             "disable_overlap_schedule": not options.overlap,
             "schedule_conservativeness": options.schedule_conservativeness,
         }
+        if options.drafter == "ngram":
+            arguments |= {"speculative_draft_model_path": None, "speculative_num_steps": None}
+            arguments |= {"speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": options.topk}
         if options.multi_layer:
             arguments["enable_multi_layer_eagle"] = True
         if options.adaptive:

@@ -28,6 +28,7 @@ class Options:
     topk: int = 1  # branches of a draft's step
     cuda_graphs: bool = False  # of the passes of decoding, captured for batches of several sizes
     beyond_guards: bool = False  # runs what the release's arguments refuse
+    drafter: str = "eagle"  # or "standalone" or "ngram"
     multi_layer: bool = False  # a draft model for each step, with a pool of KV of its own
     rust_tree: bool = False  # the radix tree in Rust, of a release that has it in Python, too
     adaptive: bool = False  # the depth of a draft follows how many drafts are accepted

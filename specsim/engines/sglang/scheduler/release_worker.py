@@ -163,6 +163,7 @@ class ReleaseWorker:
         ] = {}  # of the last pass of the target that verified, by number in the batch
         self._prefixes: dict[str, Prefixes] = {}
         self._fed: dict[str, int] = {}
+        self.prefilled: dict[int, str] = {}  # by slot, whose prefill wrote the draft model's KV there last
         for pool in self.pools:
             for buffer in (*pool.k_buffer, *pool.v_buffer):
                 buffer.host_bytes.fill_(UNWRITTEN)
@@ -189,6 +190,8 @@ class ReleaseWorker:
             return forward(batch, *arguments, **named)
 
         worker.forward_batch_generation = noted
+        if not hasattr(worker, "verify"):  # that of n-grams has all in one
+            return
         verify = worker.verify
 
         def verified(*arguments: Any, **named: Any) -> Any:
@@ -285,15 +288,16 @@ class ReleaseWorker:
         self,
         seat: Seat,
         layer: int,
+        slots: Ints,
         keys: Ints,
         hidden: list[int],
         position: list[int],
         is_first: bool,
         step: tuple[int, int] | None,
     ) -> None:
-        """`keys` of the draft model of step `layer` are of the tokens that the request has; `hidden` and `position` of
-        the first token of its own. `step` is, of a step of a draft, the prefix that it goes on from and the token that
-        the draft model has said there.
+        """`keys` of the draft model of step `layer`, in these slots, are of the tokens that the request has; `hidden`
+        and `position` of the first token of its own, no hidden state of a model that is given none. `step` is, of a
+        step of a draft, the prefix that it goes on from and the token that the draft model has said there.
         """
         count = len(keys)
         ahead = seat.prefixes.first(count + 1)
@@ -304,6 +308,8 @@ class ReleaseWorker:
                 self.drafted(seat, "hidden-state", position[0], own, hidden[0])
         for bad in np.flatnonzero(keys != should).tolist():
             name = self._of_what(layer, int(keys[bad]), int(ahead[bad]))
+            if not hidden and bad < len(seat.prefixes.prompt) and self.prefilled.get(int(slots[bad])) != seat.rid:
+                name = "KV-of-another-request"
             self.drafted(seat, name, bad, int(should[bad]), int(keys[bad]))
             if name not in OF_STEPS:
                 return
@@ -407,7 +413,8 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
             self.req_to_token_pool = named.get("req_to_token_pool")
             self.token_to_kv_pool_allocator = named.get("token_to_kv_pool_allocator")
             self.device, self.page_size = "cuda", self.server_args.page_size
-            self.spec_algorithm = release_module("speculative.spec_info").SpeculativeAlgorithm.from_string("EAGLE")
+            algorithms = release_module("speculative.spec_info").SpeculativeAlgorithm
+            self.spec_algorithm = algorithms.from_string(self.server_args.speculative_algorithm)
             stream: Any = torch.cuda.Stream()
             self.forward_stream = stream
             stream.name = "draft" if self.is_draft_worker else "forward"
@@ -599,7 +606,10 @@ class Pass:
                     self.watcher.twice(seat, int(np.argmax(twice)), int(twice.sum()))
                 before = before[~twice]
             read = all_keys[before]
-            prefix = attention.linked(read, all_values[before], None if self.is_draft else EMPTY)
+            start = self._before(seat)
+            prefix = attention.linked(read, all_values[before], start)
+            if start is not None and not len(read):
+                prefix = start
             own = [int(tokens[t]) for t in row.tokens]
             hidden = None if given is None else [given[t] for t in row.tokens]
             if self.layer:
@@ -615,6 +625,9 @@ class Pass:
                 if where[j] != depth:  # as a rotation by another position would be
                     own_keys[j] = attention.mixed([own_keys[j], where[j]])
                 out_keys[t], out_values[t] = own_keys[j], own_values[j]
+            if self.is_draft and written is not None and seat is not None:
+                slots_written = written[row.tokens.start : row.tokens.stop].tolist()
+                self.watcher.prefilled.update(dict.fromkeys(slots_written, seat.rid))
             if self.is_verify and not self.is_draft and seat is not None:
                 assert written is not None
                 self.watcher.check_room(seat, len(before), written[row.tokens.start : row.tokens.stop])
@@ -657,7 +670,16 @@ class Pass:
         is_first = len(read) == committed
         if branches > 1 and not is_first:  # a release's branches keep their slots when two have one parent
             step = None
-        self.watcher.check_draft(seat, self.layer, read[:committed], hidden or [], where, is_first, step)
+        kept, slots = read[:committed], before[:committed]
+        self.watcher.check_draft(seat, self.layer, slots, kept, hidden or [], where, is_first, step)
+
+    def _before(self, seat: Seat | None) -> int | None:
+        """The prefix before the first position of a row; None where each token is given it, as its hidden state."""
+        if not self.is_draft:
+            return EMPTY
+        if self.hidden is not None or seat is None:
+            return None
+        return seat.prefixes.of(1)  # releases hand a draft model the tokens from the second on
 
     def _start(self, access: Any, number: int) -> int | None:
         """Where the tokens of a request begin in a pass, as its batch has it; None where it does not say."""

@@ -62,9 +62,17 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release", adaptive=True, steps=7, draft_tokens=8, slots=240),
     Setup(worker="release", adaptive=True, graphs=True, steps=7, draft_tokens=8, slots=256, page_size=4),
     Setup(sessions=True, slots=240, beyond_guards=True),
+    Setup(worker="release", drafter="standalone", reserve=0.1),
+    Setup(worker="release", drafter="standalone", graphs=True, topk=2, draft_tokens=6, slots=320),
+    Setup(worker="release", drafter="ngram", topk=2, draft_tokens=6, slots=320, reserve=0.1),
+    Setup(worker="release", drafter="ngram", graphs=True, topk=2, steps=4, draft_tokens=8, slots=320),
+    Setup(worker="release", drafter="ngram", overlap=False, topk=2, draft_tokens=6, slots=320),
+    Setup(worker="release", drafter="standalone", overlap=False, topk=2, draft_tokens=6, slots=320, reserve=0.1),
 )
 
-OPTIONS = frozenset(("adaptive", "draft_tokens", "mixed", "multi_layer", "page_size", "priorities", "radix", "steps"))
+OPTIONS = frozenset(
+    ("adaptive", "drafter", "draft_tokens", "mixed", "multi_layer", "page_size", "priorities", "radix", "steps")
+)
 """Of a setup's settings those that a server has only where it is told to. Of the others some are sizes, which memory,
 the model and the load decide, and CUDA graphs are what a server has by itself.
 """

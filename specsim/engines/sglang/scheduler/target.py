@@ -91,7 +91,7 @@ LACKS_OF_RELEASE_WORKERS = (
         "in place of the release's logits processor, which makes them, is the model",
     ),
     ("schedules with a sliding window", "the release's worker has one pool of KV, of a layer of full attention"),
-    ("standalone and n-gram drafts", "the toy model's drafts are an EAGLE draft model's"),
+    ("the corpus of n-grams", "it is in C++, and in its place is one that draws drafts"),
     ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
     *LACKS[-2:],
 )
@@ -268,6 +268,7 @@ def _options(setup: Setup) -> Options:
         beyond_guards=setup.beyond_guards,
         cuda_graphs=setup.graphs,
         num_steps=setup.steps if setup.topk > 1 else 0,
+        drafter=setup.drafter,
         multi_layer=setup.multi_layer,
         rust_tree=setup.rust_tree,
         adaptive=setup.adaptive,
