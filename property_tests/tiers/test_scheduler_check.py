@@ -86,6 +86,38 @@ def test_the_schedule_of_a_replay_file_that_shows_nothing_is_no_finding(
     assert [m for m in checked(monkeypatch, "", fixtures=str(tmp_path)) if isinstance(m, Found)] == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "is_shrunk"),
+    [
+        ({}, True),
+        ({"select": ("I40",)}, True),
+        ({"select": ("S1", "scheduler:I40:*"), "ignore": ("S2",)}, True),
+        ({"select": ("scheduler:S1:*",)}, False),
+        ({"ignore": ("I40",)}, False),
+        ({"ignore": ("*:I40:*",)}, False),
+        ({"select": ("I40",), "ignore": ("scheduler:I40:*",)}, False),
+        ({"shrinks": False}, False),
+    ],
+    ids=str,
+)
+def test_a_finding_that_nobody_is_shown_is_not_made_smaller(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], is_shrunk: bool
+) -> None:
+    messages = checked(monkeypatch, "wrong token", count=3, attempts=1, **asked)
+    assert found_in(messages, TOKEN)
+    assert any(isinstance(message, At) and message.index == -1 for message in messages) is is_shrunk
+
+
+def test_an_implementation_may_break_a_rule_that_is_asked_for_until_its_rule_is_known() -> None:
+    of_it: dict[str, Any] = {"tier": "ops", "target": "model", "cache": "", "seed": 0, "count": 1, "seconds": 1.0}
+    selected = Request(**of_it, hang_seconds=1.0, select=("O1",), ignore=("O2",))
+    assert selected.is_shrunk("ops:move_kv:kernel:move_kv")
+    assert selected.is_shrunk("ops:move_kv:kernel:move_kv", "O1")
+    assert not selected.is_shrunk("ops:move_kv:kernel:move_kv", "O3")
+    other = Request(**of_it, hang_seconds=1.0, select=("ops:row_argmax:*",))
+    assert not other.is_shrunk("ops:move_kv:kernel:move_kv")
+
+
 def test_a_schedule_counts_once_however_many_requests_show_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = checked(monkeypatch, "wrong token", count=12, shrinks=False)
     assert found_in(messages, TOKEN)[-1].finding.count <= end_of(messages).schedules

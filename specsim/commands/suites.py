@@ -114,6 +114,8 @@ def _run(tier: str, asked: Asked, line: LiveLine, deadline: float) -> tuple[Suit
         hang_seconds=asked.hang_seconds,
         shrinks=asked.shrinks,
         known=tuple(sorted(asked.known)),
+        select=asked.selection.select,
+        ignore=asked.selection.ignore,
         attempts=asked.attempts,
         fixtures=str(asked.fixtures.absolute()) if asked.fixtures else "",
         device=asked.device if TIERS[tier].has_device else "cpu",

@@ -5,6 +5,7 @@ its `Work` one way, the messages of `ANSWERS` the other. Both ends check what co
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import msgspec
@@ -84,8 +85,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     `count`         cases of each subject, or schedules; for `seconds` at most
     `hang_seconds`  the limit of one call or schedule
-    `shrinks`       without it what is found stays as large as it is, and so do the signatures `known`; `attempts` at a
-                    smaller case of each finding, None for as many as the tier makes by itself
+    `shrinks`       without it what is found stays as large as it is, and so do the signatures `known`, and what is not
+                    reported, which some of `select` match, if there are any, and none of `ignore`
+                    (`specsim.findings.selection`); `attempts` at a smaller case of each finding, None for as many as
+                    the tier makes by itself
     `fixtures`      folder of replay files whose cases are run first, "" for none
     `device`        "cpu", "cuda" or "auto"; `operation` the one that is run, "" for all; the implementations `first`
                     before the others; `bulk` for thousands of cases a launch
@@ -105,6 +108,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     work: CheckWork | FailureWork | Replay | Shrink | Search | Weigh = CheckWork()
     shrinks: bool = True
     known: tuple[str, ...] = ()
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
     attempts: int | None = None
     fixtures: str = ""
     device: str = "cpu"
@@ -116,6 +121,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     root: str = ""
     lines: dict[str, list[int]] = {}
     version: int = VERSION
+
+    def is_shrunk(self, signature: str, rule: str = "") -> bool:
+        """Whether a finding is made smaller. `rule` is "" where it is not known yet: then it may be reported."""
+        if not self.shrinks or signature in self.known:
+            return False
+        selected = not self.select or any(
+            fnmatchcase(signature, pattern) or pattern == rule or not (rule or ":" in pattern)
+            for pattern in self.select
+        )
+        return selected and not any(fnmatchcase(signature, pattern) or pattern == rule for pattern in self.ignore)
 
 
 class At(Message, tag="at"):

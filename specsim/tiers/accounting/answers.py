@@ -53,7 +53,6 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
     from specsim.tiers.accounting.schedules import SimulationResult, simulate
 
     messages.send(At(subject=SUBJECT))
-    known = set(request.known)
     result, origin = SimulationResult(), origin_of(request)
     last = 0
 
@@ -70,7 +69,7 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
         on_schedule=on_schedule,
         result=result,
         stopped=interrupts.asked,
-        shrinks=lambda signature: request.shrinks and signature not in known and not interrupts.asked(),
+        shrinks=lambda signature: request.is_shrunk(signature) and not interrupts.asked(),
         attempts=request.attempts,
         known=_known_schedules(request),
         on_known=lambda name: messages.send(At(subject=SUBJECT, known=name)),

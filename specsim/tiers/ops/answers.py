@@ -100,7 +100,6 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
     from specsim.tiers.ops.finding import Origin, finding_of, signature_of
     from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, SuiteLimits, check_all
 
-    known_signatures = set(request.known)
     cases: dict[str, int] = {}
 
     def on_case(subject: Any, index: int) -> None:
@@ -116,7 +115,7 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
             # However long it took to load the target, something of it is checked.
             deadline=max(end, time.monotonic() + min(LEAST_SECONDS, request.seconds)),
             stopped=interrupts.asked,
-            shrinks=lambda subject: request.shrinks and signature_of(subject) not in known_signatures,
+            shrinks=lambda subject: request.is_shrunk(signature_of(subject)),
         )
         for subject in on_host:
             send_done(messages, subject, 0, ON_CPU)

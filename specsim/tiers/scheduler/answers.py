@@ -343,7 +343,7 @@ def _send_finding(
     """Send a finding, and again when it was shrunk."""
     hit, follows = counts.hits[signature], counts.follows(signature)
     messages.send(found_message(*finding_of(request, target, hit, follows)))
-    is_wanted = request.shrinks and hit.is_first and hit.violation.signature not in request.known
+    is_wanted = hit.is_first and request.is_shrunk(signature, hit.violation.rule)
     if not is_wanted or hit.record is None:
         return
     attempts = ATTEMPTS if request.attempts is None else request.attempts
