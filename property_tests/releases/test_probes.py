@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specsim.lifting.probes import NAME, probed, statement_at, statement_lines
+from specsim.lifting.probes import NAME, probed, statement_at, statement_lines, unprobed
 
 SOURCE = '''
 """A module."""
@@ -149,6 +149,21 @@ def test_what_was_made_is_kept_for_a_file_until_its_source_is_another(tmp_path: 
         assert probed(SOURCE, "made.py", tmp_path) == made[0]
     assert probed(SOURCE, "made.py", tmp_path / "none" / "there") == made[0]
     assert probed(ast.parse(SOURCE), "made.py", tmp_path).spans == made[0].spans
+
+
+def test_code_without_probes_is_kept_beside_that_with_them_and_runs_as_the_source_does(tmp_path: Path) -> None:
+    assert not probed("value = 1\n", "made.py", tmp_path).spans
+    for source in (b"value = 2\n", b"value = 2\n", b"# -*- coding: latin-1 -*-\nvalue = '\xe9'\n", b"value = 3\n"):
+        ran: dict[str, Any] = {}
+        wanted: dict[str, Any] = {}
+        exec(unprobed(source, "made.py", tmp_path), ran)
+        exec(compile(source, "made.py", "exec"), wanted)
+        assert ran["value"] == wanted["value"]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert unprobed(b"value = 4\n", "made.py").co_filename == "made.py"
+    for kept in (None, tmp_path):
+        with pytest.raises(SyntaxError):
+            unprobed(b"value =", "made.py", kept)
 
 
 @pytest.mark.parametrize("text", ["# nothing", "", '"""A module."""', "TABLE = [1, 2]", "    size = 3"])

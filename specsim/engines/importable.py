@@ -40,7 +40,7 @@ def imported(
     what `folder_of` gave, None where it was not asked; of the folders and files that are `covered` it is noted which
     statements run.
     """
-    probes = Probes(covered, cache.folder / "probed")
+    probes = Probes(covered, cache.folder / "code")
     release = ReleaseFiles(root or folder_of(target, cache), package_of(target.engine).folder, probes)
     try:
         return make(release)

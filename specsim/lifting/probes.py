@@ -1,4 +1,5 @@
-"""Which statements of a source are run: a probe before each of them, put into its syntax tree.
+"""Which statements of a source are run: a probe before each of them, put into its syntax tree. And code that is kept
+from one process to the next, with probes and without.
 
 A tracer is called for every function of a process, and made schedules two thirds slower before it looked at a line; a
 probe is an assignment to an element of a list. Statements outside of functions run when a module is imported, whatever
@@ -11,12 +12,12 @@ import ast
 import marshal
 import sys
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specsim.files import write_bytes
 
@@ -38,22 +39,38 @@ def probed(source: str | ast.Module, file: str, kept: Path | None = None) -> Pro
     """The code of a source, or of its tree, which is changed, with a probe before each statement of a function. A
     folder `kept` has what was made of a source of that file last. SyntaxError for one that is no Python.
     """
-    if kept is None or not isinstance(source, str):
+    if not isinstance(source, str):
         return _made(source, file)
-    name = kept / f"{blake2b(file.encode(), digest_size=16).hexdigest()}.bin"
-    of = (blake2b(source.encode()).digest(), file, sys.version, _VERSION)
+    return Probed(*_kept(kept, "probed", source.encode(), file, lambda: _made(source, file)))
+
+
+def unprobed(source: bytes, file: str, kept: Path | None = None) -> CodeType:
+    """The code of a source as it is. `kept` and errors as of `probed`: beside a user's files Python may leave none."""
+    code: CodeType
+    (code,) = _kept(kept, "unprobed", source, file, lambda: (compile(source, file, "exec", dont_inherit=True),))
+    return code
+
+
+def _kept(
+    kept: Path | None, kind: str, source: bytes, file: str, make: Callable[[], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """What `make` gives, which is code and what marshal can write, or gave for this source in another process."""
+    if kept is None:
+        return make()
+    name = kept / f"{blake2b(f'{kind} {file}'.encode(), digest_size=16).hexdigest()}.bin"
+    of = (blake2b(source).digest(), kind, file, sys.version, _VERSION)
     with suppress(OSError, ValueError, EOFError, TypeError):
-        was, code, spans = marshal.loads(name.read_bytes())
+        was, *made = marshal.loads(name.read_bytes())
         if was == of:
-            return Probed(code, spans)
-    made = _made(source, file)
+            return tuple(made)
+    new = make()
     with suppress(OSError):  # a cache that cannot be written
-        write_bytes(name, marshal.dumps((of, made.code, made.spans)))
-    return made
+        write_bytes(name, marshal.dumps((of, *new)))
+    return new
 
 
-_VERSION = 1
-"""Of where probes are put."""
+_VERSION = 2
+"""Of where probes are put, and of what is kept."""
 
 
 def _made(source: str | ast.Module, file: str) -> Probed:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from specsim.lifting.planted import text_of
-from specsim.lifting.probes import NAME, Span, probed
+from specsim.lifting.probes import NAME, Span, probed, unprobed
 from specsim.world.clock import overridden
 from specsim.world.identity import Numbers
 
@@ -74,8 +74,8 @@ NUMBERS = Numbers()
 @dataclass(frozen=True, slots=True)
 class Probes:
     """Which statements of a release are run: in the folders and files `of`, relative to its package. `kept` is a folder
-    for code that has probes. By file `spans` are the statements of what was imported, and `ran` has 1 at the first line
-    of each that was run.
+    for code, with probes and without. By file `spans` are the statements of what was imported, and `ran` has 1 at the
+    first line of each that was run.
     """
 
     of: tuple[str, ...] = ()
@@ -197,6 +197,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     ) -> None:
         super().__init__(name, path)
         self._edit, self._probes, self._file = edit, probes if file.startswith(probes.of) else None, file
+        self._kept = probes.kept
         self._builtins = {**vars(builtins), **NUMBERS.names(), "__import__": import_}
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -205,7 +206,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         if self._edit is None and self._probes is None:
-            return super().get_code(fullname)
+            return unprobed(self.get_data(self.path), self.path, self._kept)
         source = self.get_source(fullname)
         assert source is not None
         edited = self._edit(fullname, source) if self._edit is not None else source
@@ -217,7 +218,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
             self._probes.spans[self._file] = spans
             self._builtins[NAME] = self._probes.ran[self._file] = [0] * (spans[-1][0] + 1 if spans else 0)
             return code
-        return super().get_code(fullname) if edited == source else compile(edited, self.path, "exec", dont_inherit=True)
+        if edited == source:
+            return unprobed(self.get_data(self.path), self.path, self._kept)
+        return compile(edited, self.path, "exec", dont_inherit=True)
 
 
 def _always() -> bool:
