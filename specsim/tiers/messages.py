@@ -85,8 +85,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     `count`         cases of each subject, or schedules; for `seconds` at most
     `hang_seconds`  the limit of one call or schedule
-    `shrinks`       without it what is found stays as large as it is, and so do the signatures `known`, and what is not
-                    reported, which some of `select` match, if there are any, and none of `ignore`
+    `shrinks`       without it what is found stays as large as it is, and so do the signatures `known`, and those that
+                    no pattern of `select` matches, where there are any, or one of `ignore` does
                     (`specsim.findings.selection`); `attempts` at a smaller case of each finding, None for as many as
                     the tier makes by itself
     `fixtures`      folder of replay files whose cases are run first, "" for none
