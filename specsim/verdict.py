@@ -13,6 +13,7 @@ import enum
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import specsim
@@ -156,6 +157,11 @@ class Finding:
         """
         reach, severity = list(REACHES).index(self.reach.partition(":")[0]), list(Severity).index(self.severity)
         return not self.changed, reach, severity, self.signature
+
+
+def matches(pattern: str, rule: str, signature: str) -> bool:
+    """Whether a pattern of --select or --ignore, the number of a rule or a glob of signatures, is of such a finding."""
+    return pattern == rule or fnmatchcase(signature, pattern)
 
 
 def with_severity_of_symptoms(findings: Sequence[Finding]) -> list[Finding]:

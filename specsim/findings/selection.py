@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from specsim.errors import UsageError, did_you_mean
 from specsim.findings.explain import RULES, rule_named
 from specsim.tiers.registry import TIERS
-from specsim.verdict import REACHES, FailOn, Finding, Severity
+from specsim.verdict import REACHES, FailOn, Finding, Severity, matches
 
 _WILD = frozenset("*?[")
 
@@ -24,11 +24,11 @@ class Selection:
     ignore: tuple[str, ...] = ()
 
     def takes(self, finding: Finding) -> bool:
-        selected = not self.select or any(_matches(finding, pattern) for pattern in self.select)
+        selected = not self.select or any(matches(pattern, finding.rule, finding.signature) for pattern in self.select)
         return selected and not self.ignores(finding)
 
     def ignores(self, finding: Finding) -> bool:
-        return any(_matches(finding, pattern) for pattern in self.ignore)
+        return any(matches(pattern, finding.rule, finding.signature) for pattern in self.ignore)
 
     def needs(self, tier: str) -> bool:
         """Whether a tier may have findings that are reported: one that has none need not run."""
@@ -38,10 +38,6 @@ class Selection:
 
 
 EVERYTHING = Selection()
-
-
-def _matches(finding: Finding, pattern: str) -> bool:
-    return pattern == finding.rule or fnmatchcase(finding.signature, pattern)
 
 
 def _may_be_of(tier: str, pattern: str) -> bool:

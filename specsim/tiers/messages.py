@@ -5,13 +5,12 @@ its `Work` one way, the messages of `ANSWERS` the other. Both ends check what co
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import msgspec
 
 from specsim.isolation.messages import OF_EVERY_CHILD, VERSION, Message
-from specsim.verdict import CheckedSubject, Covered, Finding, NotRun
+from specsim.verdict import CheckedSubject, Covered, Finding, NotRun, matches
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, tag_field="mode", forbid_unknown_fields=True):
@@ -127,10 +126,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.shrinks or signature in self.known:
             return False
         selected = not self.select or any(
-            fnmatchcase(signature, pattern) or pattern == rule or not (rule or ":" in pattern)
-            for pattern in self.select
+            matches(pattern, rule, signature) or not (rule or ":" in pattern) for pattern in self.select
         )
-        return selected and not any(fnmatchcase(signature, pattern) or pattern == rule for pattern in self.ignore)
+        return selected and not any(matches(pattern, rule, signature) for pattern in self.ignore)
 
 
 class At(Message, tag="at"):
