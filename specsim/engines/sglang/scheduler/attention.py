@@ -81,10 +81,10 @@ def decode_rows(kv_indptr: Sequence[int], kv_indices: Ints) -> Iterator[Row]:
 
 def linked(keys: Ints, values: Ints, start: int | None) -> int:
     """The prefix that keys and values [n] in this order are; the hash of all of it where they are no chain. `start` is
-    the value of the first, None for any.
+    the prefix before the first, None for any.
     """
     if not len(keys):
-        return EMPTY
+        return EMPTY if start is None else start
     if (values[1:] == keys[:-1]).all() and (start is None or values[0] == start):
         return int(keys[-1])
     return mixed(keys.tolist())

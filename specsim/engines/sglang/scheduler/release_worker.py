@@ -606,10 +606,7 @@ class Pass:
                     self.watcher.twice(seat, int(np.argmax(twice)), int(twice.sum()))
                 before = before[~twice]
             read = all_keys[before]
-            start = self._before(seat)
-            prefix = attention.linked(read, all_values[before], start)
-            if start is not None and not len(read):
-                prefix = start
+            prefix = attention.linked(read, all_values[before], self._before(seat))
             own = [int(tokens[t]) for t in row.tokens]
             hidden = None if given is None else [given[t] for t in row.tokens]
             if self.layer:
