@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes, WrongResultError
+from specsim.contracts.registry import OPS
 from specsim.engines.sglang.operations.functions import FunctionNames, Lifted
 from specsim.engines.sglang.operations.verification import (
     SAMPLE_FOLLOWS,
@@ -282,9 +283,8 @@ def _resolve(lifted: Lifted, predicts: Tensor, accept_index: Tensor) -> Tensor:
     given = (accept_index[:, 0] >= 0).nonzero().flatten()  # padding requests have no result
     paths, nodes = accept_index[given], predicts.numel() // max(1, len(accept_index))
     accept_lens = (paths >= 0).sum(dim=1, dtype=torch.int32)
-    tokens = predicts.new_full((len(given), nodes), -1)
-    for row, path, count in zip(tokens, paths, accept_lens.tolist(), strict=True):
-        row[:count] = predicts[path[:count].long()]
+    tokens: Tensor = OPS["gather_accept_tokens"].reference(predicts, paths)
+    tokens = torch.nn.functional.pad(tokens, (0, nodes - tokens.shape[1]), value=-1)
     requests = [_Request() for _ in accept_lens]
     result = Fields(
         next_token_ids=tokens.flatten(),
