@@ -146,6 +146,8 @@ def test_what_cannot_be_run_is_refused_with_what_is_allowed(written: Schedule) -
     refused(written.device, "slow", match="eager, lazy, lag")
     refused(written.choose, "accept", -1, match="at least 0")
     refused(written.check, only=["I99"], match="no rule 'I99'")
+    written.start(hidden="last")
+    refused(written.check, match="hidden_states=True")
     refused(Schedule(TARGET, {"colour": 1}, Path(), Path()).accept, 1, match="colour")
 
 

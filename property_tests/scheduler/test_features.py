@@ -20,6 +20,7 @@ SCHEDULES = 10
 WITHOUT_OVERLAP = next(str(number) for number, setup in enumerate(SETUPS) if not setup.overlap)
 MIXED = next(str(number) for number, setup in enumerate(SETUPS) if setup.mixed)
 PROCESSOR, RELAY = "managers.scheduler_components.batch_result_processor", "managers.overlap_utils"
+APPENDS_HIDDEN = "SchedulerBatchResultProcessor._append_decode_hidden_states"
 PREFILLED = "SchedulerBatchResultProcessor.process_batch_result_prefill"
 TREES_OF_V1 = next(
     str(i) for i, setup in enumerate(SETUPS) if setup.worker == "release" and setup.topk > 1 and not setup.overlap
@@ -30,6 +31,7 @@ RESULTS, MIXIN = "managers.scheduler_output_processor_mixin", "SchedulerOutputPr
 FEEDS, PENALTIES = "EagleDraftInputV2Mixin.prepare_for_decode", "sampling.penaltylib."
 PRESENCE = "BatchedPresencePenalizer._filter"
 OWN_WORKER = next(str(number) for number, setup in enumerate(SETUPS) if setup.worker == "release")
+SENDS_HIDDEN = next(str(number) for number, setup in enumerate(SETUPS) if setup.hidden_states)
 SAMPLES = "speculative.eagle_utils"
 OFFSET = "send_output_token_logprobs_offset"
 DEFECTS = {
@@ -64,6 +66,14 @@ DEFECTS = {
     "a filter takes the penalties of another row": (
         (V1, "penalties", "", f"{PENALTIES}presence_penalty", PRESENCE, "minus-one", "keep_indices", "1"),
         "scheduler:I67:verify",
+    ),
+    "logprobs of a prompt are those of the token behind": (
+        (NEWEST, "", SENDS_HIDDEN, BATCH, "ScheduleBatch.prepare_for_extend", "plus-one", "global_start_idx", "0"),
+        "scheduler:T6:prompt-logprobs",
+    ),
+    "a hidden state is that of the token behind": (
+        (NEWEST, "", SENDS_HIDDEN, PROCESSOR, APPENDS_HIDDEN, "plus-one", "start", "0"),
+        "scheduler:T6:hidden-states:last",
     ),
     "a verification of a release's own worker adds no penalties": (
         (NEWEST, "penalties", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "add_", "0"),

@@ -36,6 +36,7 @@ from specsim.world.scheduler import (
 
 DEFECTS = {lie.name: lie for check in CHECKS for lie in check.defects}
 """What a scheduler says that has a defect, by its name."""
+TOY_SETUPS = (*SETUPS, Setup(hidden_states=True))
 
 
 def decode(prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
@@ -65,6 +66,8 @@ class _Request:
     stop_text: tuple[int, ...] = ()
     grammar: tuple[int, ...] = ()
     logprobs: int = -1
+    hidden: str = ""
+    prompt_logprobs: int = -1
     outputs: list[int] = field(default_factory=list)
     reason: str = ""
     passes: int = 0
@@ -104,7 +107,16 @@ class ToyScheduler:
 
     def generate(self, turn: Turn) -> Any:
         request = _Request(
-            turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.stop_text, turn.grammar, turn.logprobs
+            turn.rid,
+            turn.prompt,
+            turn.answer,
+            turn.stop,
+            turn.session,
+            turn.stop_text,
+            turn.grammar,
+            turn.logprobs,
+            turn.hidden,
+            turn.prompt_logprobs,
         )
         return lambda: self._add(request)
 
@@ -221,7 +233,7 @@ class ToyScheduler:
                 r.reason,
                 len(r.prompt),
                 len(r.outputs),
-                tuple(logprobs(r.prompt, r.outputs, r.logprobs)) if r.logprobs >= 0 else (),
+                tuple(logprobs(r.prompt, r.outputs, r.logprobs)) if max(r.logprobs, r.prompt_logprobs) >= 0 else (),
                 0,
                 r.passes,
                 self._matched(r),
@@ -229,7 +241,20 @@ class ToyScheduler:
                 tuple(r.outputs),
                 self._drafts(r),
                 (r.passes,) if not self._drafts(r) else (),
+                self._hidden(r),
+                self._of_prompt(r),
             )
+
+    def _hidden(self, r: _Request) -> tuple[int, ...]:
+        text = (*r.prompt, *r.outputs[:-1])
+        first = {"all": 0, "last": len(text) - 1}.get(r.hidden, len(text))
+        return tuple(self.content_of(text[: at + 1]) for at in range(first, len(text)))
+
+    def _of_prompt(self, r: _Request) -> tuple[LogprobRow, ...]:
+        start = r.prompt_logprobs
+        if start < 0:
+            return ()
+        return (((-1, r.prompt[start]),), *logprobs(r.prompt[: start + 1], r.prompt[start + 1 :], r.logprobs))
 
     def _drafts(self, r: _Request) -> int:
         return max(0, len(r.outputs) - r.passes)
@@ -289,7 +314,7 @@ class ToyTarget:
     defect: str = ""
     has_rust_tree: bool = False
     starts_anew: bool = False
-    setups: Sequence[Setup] = SETUPS
+    setups: Sequence[Setup] = TOY_SETUPS
     where: str = "toy.py:1"
     source_hash: str = "0" * 16
 

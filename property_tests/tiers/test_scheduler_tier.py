@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
+from property_tests.support.toy_scheduler import DEFECTS, TOY_SETUPS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
 from specsim.commands.suites import _where_parted
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
@@ -32,7 +32,7 @@ def outcomes(defect: str, count: int, seconds: float = 20.0) -> Iterator[Outcome
     starters = Starters(ToyTarget(defect), CHECKS)
     try:
         for index in range(count):
-            yield starters.run(wanted(SETUPS, 0, index, seconds))
+            yield starters.run(wanted(TOY_SETUPS, 0, index, seconds))
     finally:
         starters.close()
 

@@ -198,9 +198,13 @@ class Schedule:
         return ScheduleCase(self._setup, {}, {}).started_by()
 
     def _stored(self) -> SchedulerReplay:
-        self._started_by()
+        setup = self._started_by()
         if not self._turns:
             raise UsageError("a schedule without a request", "start one")
+        asking = [rid for rid, turn in self._turns.items() if turn.hidden or turn.prompt_logprobs >= 0]
+        if asking and not setup.hidden_states:
+            wish = f"{asking[0]} asks for hidden states or logprobs of its prompt"
+            raise UsageError(wish, "start the scheduler with worker='release' and hidden_states=True")
         workload = Workload(
             tuple(self._turns.values()),
             tuple(sorted(self._flushes)),

@@ -225,8 +225,10 @@ class VisibleOutputs(Check):
 
 
 class LogprobRows(Check):
-    """Beside each token that was sent stand its logprob, and those of the most likely ones that were asked for. Behind
-    a wrong token, and of a request that read wrong KV, nothing is compared.
+    """Beside each token that was sent stand its logprob, and those of the most likely ones that were asked for; beside
+    the answer those of the prompt from the token on that was asked for, and a hidden state for each token that is not
+    in the prefix cache, the answer's last one left out. Behind a wrong token, and of a request that read wrong KV,
+    nothing is compared.
     """
 
     rule = Rule(
@@ -239,6 +241,10 @@ class LogprobRows(Check):
         says("no first row", lambda one: {"logprobs": one.logprobs[1:]}),
         says("row of another token", lambda one: {"logprobs": (*one.logprobs[1:], *one.logprobs[:1])}),
         says("no second likely token", lambda one: {"logprobs": tuple(row[:2] for row in one.logprobs)}),
+        says("no last hidden state", lambda one: {"hidden": one.hidden[:-1]}),
+        says("hidden state of another token", lambda one: {"hidden": (*one.hidden[1:], *one.hidden[:1])}),
+        says("no logprobs of the prompt", lambda one: {"prompt_logprobs": one.prompt_logprobs[:1]}),
+        says("logprobs of the prompt's next token", lambda one: {"prompt_logprobs": one.prompt_logprobs[1:]}),
     )
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
@@ -246,10 +252,12 @@ class LogprobRows(Check):
         for told, answer in run.answered:
             if told.turn.rid not in misled:
                 yield from self._rows(run, told, answer)
+                yield from self._of_prompt(run, told, answer)
+                yield from self._hidden(run, told, answer)
 
     def _rows(self, run: Run, told: Told, answer: Answer) -> Iterator[Violation]:
         turn, prompt = told.turn, told.prompt
-        count = len(answer.tokens) if turn.logprobs >= 0 else 0
+        count = len(answer.tokens) if max(turn.logprobs, turn.prompt_logprobs) >= 0 else 0
         said = zip(answer.tokens, run.started.expected(turn, prompt, answer.tokens)[:count], strict=False)
         tokens = [token for token, _expected in takewhile(lambda pair: pair[0] == pair[1], said)]
         if len(answer.logprobs) != count and len(tokens) == count:
@@ -264,6 +272,72 @@ class LogprobRows(Check):
                 what += ":bias" if turn.bias else ""
                 yield self.broken(what, turn.rid, f"token {at} with {row}", actual)
                 return
+
+    def _of_prompt(self, run: Run, told: Told, answer: Answer) -> Iterator[Violation]:
+        """Of no token before it nothing says the logprob of the first one that was asked for."""
+        turn, prompt, start = told.turn, told.prompt, told.turn.prompt_logprobs
+        if start < 0 or answer.reason == "abort":
+            return
+        plain = replace(turn, penalty="", bias=0, grammar=())
+        expected = run.started.logprobs(plain, prompt[: start + 1], prompt[start + 1 :])
+        expected = [((-1, prompt[start]),), *expected]
+        if len(answer.prompt_logprobs) != len(expected):
+            rows = f"{len(expected)} rows, one a token of the prompt from {start} on"
+            yield self.broken("prompt-rows", turn.rid, rows, len(answer.prompt_logprobs))
+            return
+        for at, (row, actual) in enumerate(zip(expected, answer.prompt_logprobs, strict=True), start):
+            if not alike(row, actual):
+                what = "prompt-logprobs" if not alike(row[:1], actual[:1]) else "prompt-top-logprobs"
+                if alike(((row[0][0], actual[0][1]), *row[1:]), actual):
+                    what = "prompt-logprobs:another-token"
+                yield self.broken(what, turn.rid, f"token {at} of the prompt with {row}", actual)
+                return
+
+    def _hidden(self, run: Run, told: Told, answer: Answer) -> Iterator[Violation]:
+        """A request that was aborted is told of none."""
+        turn, text = told.turn, (*told.prompt, *answer.tokens)
+        if answer.reason == "abort" or list(answer.tokens) != run.started.expected(turn, told.prompt, answer.tokens):
+            return
+        if not turn.hidden:
+            if answer.hidden:
+                yield self.broken("hidden-states:unasked", turn.rid, "none", f"{len(answer.hidden)} hidden states")
+            return
+        places = {run.started.content_of(text[: at + 1]): at for at in range(len(text))}
+        sent = [places.get(state, -1) for state in answer.hidden]
+        last = len(text) - 2
+        if turn.hidden == "last":
+            if sent[-1:] != [last]:
+                yield self.broken("hidden-states:last", turn.rid, f"that of token {last}", _spans(sent))
+            return
+        place, wrong = _first_wrong(sent, answer.cached_tokens, last)
+        if wrong:
+            of = "prompt" if place < len(told.prompt) else "answer"
+            expected = f"those of tokens {answer.cached_tokens} to {last}, each once"
+            yield self.broken(f"hidden-states:{wrong}:{of}", turn.rid, expected, _spans(sent))
+
+
+def _first_wrong(places: Sequence[int], first: int, last: int) -> tuple[int, str]:
+    """(the first place that is wrong, how it is) of hidden states that are of these places of a text, -1 for of another
+    text: they are to begin at `first` or before it, and to end at `last`. "" where nothing is.
+    """
+    wanted = min(first, *places[:1]) if places and places[0] >= 0 else first
+    for at in places:
+        if at != wanted:
+            return wanted, "another" if at < 0 else "again" if at < wanted else "missing"
+        wanted += 1
+    return wanted, "missing" if wanted <= last else "behind-the-end" if wanted > last + 1 else ""
+
+
+def _spans(places: Sequence[int]) -> str:
+    """Places of a text as a reader has them: "of tokens 0 to 12, of another text, of tokens 3 to 5"."""
+    spans: list[list[int]] = []
+    for at in places:
+        if spans and spans[-1][1] + (at >= 0) == at:
+            spans[-1][1] = at
+        else:
+            spans.append([at, at])
+    words = ["of another text" if a < 0 else f"of token {a}" if a == b else f"of tokens {a} to {b}" for a, b in spans]
+    return f"{len(places)}: {', '.join(words)}" if words else "none"
 
 
 def alike(expected: LogprobRow, actual: LogprobRow) -> bool:

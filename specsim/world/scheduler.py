@@ -22,6 +22,9 @@ PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLINGS = ("cold", "top-p", "top-k and top-p")
 """How a request is sampled: each leaves one token of what the model says, so that its answer is the greedy one."""
 
+HIDDEN = ("all", "last")
+"""Hidden states of a request: of its prompt and all tokens of its answer but the last, or the last one of these."""
+
 KEEP, DRAIN, ABORT = "keep", "drain", "abort"
 """Pauses: all requests stay where they are; those that run go on to their ends; all are aborted."""
 
@@ -63,6 +66,7 @@ class Setup:
     `watermark`     share of the KV pool that admission leaves free, beside requests that run
     `reasoning`     whether a request reasons first, and its grammar is of what comes behind
     `connector`     whether KV may come from outside the engine, and be handed on to there
+    `hidden_states` whether requests may ask for hidden states, and here for logprobs of their prompts, too
     """
 
     page_size: int = 1
@@ -93,6 +97,7 @@ class Setup:
     connector: bool = False
     reasoning: bool = False
     watermark: float = 0.0
+    hidden_states: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -138,6 +143,7 @@ class Facts:
     `pauses`     how users may pause it: of KEEP, DRAIN, ABORT
     `hears`      whether requests reach it while it is paused, and wait there, and `refuses` whether it may be told to
                  refuse them then
+    `hidden`     hidden states that requests may ask for: of HIDDEN
     """
 
     features: frozenset[str]
@@ -156,6 +162,7 @@ class Facts:
     pauses: tuple[str, ...] = (KEEP,)
     hears: bool = False
     refuses: bool = False
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,8 @@ class Turn:
     `sampling`  one of SAMPLINGS, "" for greedily
     `stream`    whether it is answered in parts
     `bias`      a bias makes the tokens less likely that it divides, 0 for none
+    `hidden`    which hidden states are sent with its answer: one of HIDDEN, "" for none
+    `prompt_logprobs`  token of its prompt from which on logprobs are sent beside the answer's, -1 for none
     """
 
     rid: str
@@ -200,6 +209,8 @@ class Turn:
     sampling: str = ""
     bias: int = 0
     stream: bool = False
+    hidden: str = ""
+    prompt_logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +300,9 @@ class Answer:
     `cached_tokens`   of the prompt, that were not computed
     `verifications`   of drafts, `correct_drafts` how many of these were accepted, and `runs` by how many, from none on,
                       in how many verifications; empty for no word of it
+    `hidden`          hidden states, each the `StartedScheduler.content_of` of the tokens up to there
+    `prompt_logprobs` a row for each token of the prompt from the first one on that was asked for, of which nothing
+                      says a logprob: it has -1
     """
 
     rid: str
@@ -304,6 +318,8 @@ class Answer:
     text: tuple[int, ...] | None = None
     correct_drafts: int = -1
     runs: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()
+    prompt_logprobs: tuple[LogprobRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,10 @@ TURNS_MAX = 4
 ARRIVALS = (1, 40, 70, 110)
 """Iterations within which requests arrive."""
 TOKENS = range(20, 90)
-LATER_FIELDS = {"turns": (Turn, ("sampling", "bias", "stream")), "pauses": (Pause, ("mode", "refuses"))}
+LATER_FIELDS = {
+    "turns": (Turn, ("sampling", "bias", "stream", "hidden", "prompt_logprobs")),
+    "pauses": (Pause, ("mode", "refuses")),
+}
 """What is left out where it has its default, so that digests are those of before these fields came."""
 
 Decode = Callable[[Sequence[int], int, int], list[int]]
@@ -128,6 +131,10 @@ def turn_text(turn: Mapping[str, Any]) -> str:
         parts.append(f"until a stop string of {_tokens(turn['stop_text'])}")
     if turn.get("grammar"):
         parts.append(f"by a grammar of {_tokens(turn['grammar'])}")
+    if turn.get("hidden"):
+        parts.append("with its last hidden state" if turn["hidden"] == "last" else "with all hidden states")
+    if turn.get("prompt_logprobs", -1) >= 0:
+        parts.append(f"with logprobs of its prompt from token {turn['prompt_logprobs']} on")
     if turn["priority"]:
         parts.append(f"priority {turn['priority']}")
     return ", ".join(parts)
@@ -218,6 +225,7 @@ def _request(
         **_changes(chooser, setup, features),
         sampling=_sampling(chooser, setup),
         stream=number % 2 == 1,
+        **_returned(chooser, setup, facts, prompt),
     )
 
 
@@ -327,6 +335,16 @@ def _changes(chooser: Chooser, setup: Setup, features: frozenset[str]) -> dict[s
 
 def _sampling(chooser: Chooser, setup: Setup) -> str:
     return pick(chooser, ("", *SAMPLINGS), "sampling") if setup.sampled else ""
+
+
+def _returned(chooser: Chooser, setup: Setup, facts: Facts, prompt: Sequence[int]) -> dict[str, Any]:
+    """Hidden states, and logprobs of the prompt from one of its tokens on."""
+    if not setup.hidden_states:
+        return {}
+    hidden = pick(chooser, ("", *facts.hidden), "hidden states")
+    if not chooser.choose(2, "logprobs of the prompt"):
+        return {"hidden": hidden}
+    return {"hidden": hidden, "prompt_logprobs": chooser.choose(len(prompt), "from token")}
 
 
 def until_stop(turn: Turn, tokens: list[int]) -> list[int]:

@@ -28,6 +28,8 @@ RANKED = 4
 LIKELY = 8.0  # logit of the first of them; each next one has 2 less, and of the target's 1.25 less
 GAP = 1.25
 UNLIKELY = 1.0  # logit of all others of the target's: not 0, which no penalty scales
+DIGITS = np.array([0, 16, 32, 48])
+"""Of a hash: each 16 bits from there on are a number of a hidden state, which a float32 has exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,19 @@ def mixed(states: Sequence[int]) -> int:
     for i, one in enumerate(states):
         state = extended(one & (2**62 - 1) ^ state, i)
     return state
+
+
+def digits_of(state: int) -> Ints:
+    """int64 [4]: the first numbers of a hidden state, which carry its hash."""
+    digits: Ints = state >> DIGITS & 0xFFFF
+    return digits
+
+
+def hashes_of(hidden: np.ndarray[Any, Any]) -> list[int]:
+    """The hash that each row of hidden states [rows, hidden size] carries; any where nobody has written it."""
+    digits = np.clip(np.nan_to_num(hidden[:, : len(DIGITS)], nan=-1.0), -1, 0xFFFF).astype(np.int64)
+    hashes: list[int] = ((digits << DIGITS).sum(axis=1) & (2**62 - 1)).tolist()
+    return hashes
 
 
 def states_of(

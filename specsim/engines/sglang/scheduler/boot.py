@@ -303,10 +303,12 @@ class Booted:
         *,
         session: str = "",
         logprobs: int = -1,
+        prompt_logprobs: int = -1,
+        hidden: str = "",
         stream: bool = False,
         **sampling: Any,
     ) -> Any:
-        """A request to generate. `sampling` are fields of SamplingParams; for `logprobs` see `Turn`."""
+        """A request to generate. `sampling` are fields of SamplingParams; for the others see `Turn`."""
         given = {"temperature": 0.0, "ignore_eos": True, **sampling}
         fields = {
             "rid": rid,
@@ -314,11 +316,12 @@ class Booted:
             "input_ids": list(input_ids),
             "mm_inputs": None,
             "sampling_params": self.family.sampling(max_new_tokens=max_new_tokens, **given),
-            "return_logprob": logprobs >= 0,
-            "logprob_start_len": -1,
+            "return_logprob": max(logprobs, prompt_logprobs) >= 0,
+            "logprob_start_len": prompt_logprobs,
             "top_logprobs_num": max(logprobs, 0),
             "token_ids_logprob": None,
             "stream": stream,
+            "return_hidden_states": self.family.hidden_states(hidden),
         }
         messages = self.family.messages()
         if session:

@@ -89,6 +89,8 @@ class Family:
 
     def refusal(self, options: Options) -> str:
         """Why these options cannot be run on this family; "" where they can."""
+        if options.hidden_states and options.worker == "fake":
+            return "the fake worker makes no hidden states"
         return ""
 
     def server_arguments(self, options: Options, model_path: str) -> Any:
@@ -120,6 +122,8 @@ class Family:
         if options.drafter == "ngram":
             arguments |= {"speculative_draft_model_path": None, "speculative_num_steps": None}
             arguments |= {"speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": options.topk}
+        if options.hidden_states:
+            arguments["enable_return_hidden_states"] = True
         if options.multi_layer:
             arguments["enable_multi_layer_eagle"] = True
         if options.adaptive:
@@ -385,6 +389,15 @@ class Family:
             fields["input_ids"] = array("q", fields["input_ids"])
         return made(**fields)
 
+    def hidden_states(self, wanted: str) -> bool | str:
+        """What a request says that wants them, see `Turn`."""
+        return "last" if wanted == "last" and self.knows_last_hidden_state else bool(wanted)
+
+    @property
+    def knows_last_hidden_state(self) -> bool:
+        """To 0.5.16 a request is sent all hidden states or none."""
+        return hasattr(release_module("managers.schedule_batch"), "get_return_hidden_states_mode")
+
     def sampling(self, **fields: Any) -> Any:
         parameters = release_module("sampling.sampling_params").SamplingParams(**fields)
         parameters.normalize(self.tokenizer)
@@ -425,7 +438,7 @@ class Mixins(Family):
             return "its multi-layer worker has FlashAttention's backend and no other"
         if options.worker == "fake" and not options.overlap:
             return "without overlap its worker is of spec v1, and keeps the accounts itself"
-        return ""
+        return super().refusal(options)
 
     def server_arguments(self, options: Options, model_path: str) -> Any:
         os.environ["SGLANG_ENABLE_SPEC_V2"] = str(int(options.overlap))  # 0.5.10.post1 has overlap by this alone

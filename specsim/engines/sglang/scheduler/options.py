@@ -32,6 +32,7 @@ class Options:
     multi_layer: bool = False  # a draft model for each step, with a pool of KV of its own
     rust_tree: bool = False  # the radix tree in Rust, of a release that has it in Python, too
     adaptive: bool = False  # the depth of a draft follows how many drafts are accepted
+    hidden_states: bool = False  # requests may ask for them
     num_steps: int = 0  # depth of a draft; 0 for num_draft_tokens - 1
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
+from specsim.engines.sglang.scheduler.attention import hashes_of
 from specsim.world.scheduler import LogprobRow, Part
 
 
@@ -26,6 +29,8 @@ class SentOutput:
     decode_ids: tuple[int, ...] = ()  # what is made text of: a few tokens of the prompt, then the answer's
     correct_drafts: int = -1
     runs: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()  # the hash that each hidden state carries
+    prompt_logprobs: tuple[LogprobRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,11 @@ FIELDS: Mapping[str, str] = {
     "output_token_logprobs_idx": "T6, logprobs",
     "output_top_logprobs_val": "T6, top-logprobs",
     "output_top_logprobs_idx": "T6, top-logprobs",
+    "input_token_logprobs_val": "T6, prompt-logprobs",
+    "input_token_logprobs_idx": "T6, prompt-logprobs",
+    "input_top_logprobs_val": "T6, prompt-top-logprobs",
+    "input_top_logprobs_idx": "T6, prompt-top-logprobs",
+    "output_hidden_states": "T6, hidden-states",
     "decoded_texts": "not compared: the detokenizer's own, handed to it again",
     "read_offsets": "not compared: where the detokenizer goes on",
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), PASSED_ON),
@@ -80,10 +90,6 @@ FIELDS: Mapping[str, str] = {
     "reasoning_tokens": "not compared: no request has a reasoning parser",
     **dict.fromkeys(
         (
-            "input_token_logprobs_val",
-            "input_token_logprobs_idx",
-            "input_top_logprobs_val",
-            "input_top_logprobs_idx",
             "input_top_logprobs_val_flat",
             "input_top_logprobs_idx_flat",
             "input_top_logprobs_flat_null_prefix",
@@ -94,7 +100,6 @@ FIELDS: Mapping[str, str] = {
             "output_token_entropy_val",
             "output_token_sampling_mask",
             "output_token_sampling_logprobs",
-            "output_hidden_states",
             "customized_info",
             "beam_search_output",
         ),
@@ -151,6 +156,8 @@ def _continued(seen: SentOutput, message: Any, i: int) -> SentOutput:
         (*seen.decode_ids, *message.decode_ids[i]),
         _of(message, i, -1, "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens"),
         tuple(_of(message, i, (), "spec_correct_drafts_histogram", "spec_acceptance_histogram")),
+        _hidden((getattr(message, "output_hidden_states", None) or ())[i : i + 1]),
+        seen.prompt_logprobs + tuple(_logprobs(message, i, "input")),
     )
 
 
@@ -166,13 +173,31 @@ def _of(message: Any, i: int, missing: Any, *names: str) -> Any:
     return missing if said is None or said[i] is None else said[i]
 
 
-def _logprobs(message: Any, i: int) -> list[LogprobRow]:
-    """The rows that a message has for its i-th request; none where no request of its batch wants them. In place of a
-    number that is missing stands -1.
+def _hidden(said: Sequence[Any]) -> tuple[int, ...]:
+    """The hidden states that a message has of a request, all up to then: those of a prefill are a list of their own,
+    and the last one, where it is asked for alone, is in none. A release may say nothing of its last requests.
     """
-    if message.output_token_logprobs_val is None:
+    states = said[0] if said else None
+    rows: list[Any] = []
+    for state in [states] if states and isinstance(states[0], float) else states or ():
+        rows += [state] if state and isinstance(state[0], float) else state
+    return tuple(hashes_of(np.array(rows))) if rows else ()
+
+
+def _logprobs(message: Any, i: int, kind: str = "output") -> list[LogprobRow]:
+    """The rows of this kind that a message has for its i-th request; none where no request of its batch wants them. In
+    place of a number that is missing stands -1.
+    """
+    columns = ("token_logprobs_val", "token_logprobs_idx", "top_logprobs_val", "top_logprobs_idx")
+    values, tokens, top_values, top_tokens = (getattr(message, f"{kind}_{column}") for column in columns)
+    if values is None:
         return []
-    own = zip_longest(message.output_token_logprobs_val[i], message.output_token_logprobs_idx[i], fillvalue=-1)
-    tops = zip_longest(message.output_top_logprobs_val[i], message.output_top_logprobs_idx[i], fillvalue=())
-    likely = [tuple(zip_longest(values, tokens, fillvalue=-1)) for values, tokens in tops]
+    own = zip_longest(_numbers(values[i]), tokens[i] or (), fillvalue=-1)
+    tops = zip_longest(top_values[i] or (), top_tokens[i] or (), fillvalue=())
+    likely = [tuple(zip_longest(_numbers(one), others or (), fillvalue=-1)) for one, others in tops]
     return [(*one, *top) for one, top in zip_longest(((pair,) for pair in own), likely, fillvalue=())]
+
+
+def _numbers(values: Sequence[float | None] | None) -> list[float]:
+    """-1 in place of None, as of the first token that is asked for of a prompt."""
+    return [-1 if value is None else value for value in values or ()]

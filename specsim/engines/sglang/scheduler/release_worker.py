@@ -425,6 +425,7 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
                 self._eager_decode_registry = module._EagerBufferRegistry()
                 self._eager_prefill_registry = module._EagerBufferRegistry()
             self.sampler = release_module("layers.sampler").Sampler()
+            self.logits_processor = _logits_processor(watcher.device)
             self.sampler._sync_token_ids_across_tp = nothing  # of one rank
             self.layer = SimpleNamespace(layer_id=0, k_scale=None, v_scale=None, k_scale_float=None)
             self.spec_aux_config = SimpleNamespace(
@@ -459,25 +460,39 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
             self.attn_backend = release_module("layers.attention.triton_backend").TritonAttnBackend(self)
             self.decode_attn_backend = self.attn_backend
 
-        def run_model(self, _input_ids: Any, _positions: Any, forward_batch: Any, **_named: Any) -> Any:
-            logits, hidden = Pass(watcher, self, _backend(self, forward_batch), forward_batch).launch()
+        def run_model(self, input_ids: Any, _positions: Any, forward_batch: Any, **_named: Any) -> Any:
+            one = Pass(watcher, self, _backend(self, forward_batch), forward_batch)
+            if forward_batch.return_logprob and not (self.is_draft_worker or one.is_whole):
+                all_of_them = type(forward_batch.capture_hidden_mode).FULL
+                _logits, hidden = one.launch(all_of_them)
+                return self.logits_processor(input_ids, hidden, None, forward_batch)
+            logits, hidden = one.launch(forward_batch.capture_hidden_mode)
             chosen = getattr(forward_batch.spec_info, "select_index", None)  # of a draft's graph, which has them alone
             if chosen is not None:
                 logits = logits[chosen]
                 hidden = hidden if hidden is None or forward_batch.capture_hidden_mode.is_full() else hidden[chosen]
             made = release_module("layers.logits_processor").LogitsProcessorOutput
-            return made(next_token_logits=logits, hidden_states=hidden, **self._of_inputs(forward_batch))
-
-        def _of_inputs(self, batch: Any) -> dict[str, Any]:
-            """Logprobs of what is prefilled that the scheduler takes, and drops: after a retraction, of an answer."""
-            mode = batch.forward_mode
-            if self.is_draft_worker or not batch.return_logprob or mode.is_decode() or mode.is_target_verify():
-                return {}
-            starts = batch.extend_logprob_start_lens_cpu
-            count = sum(int(n) - int(start) for n, start in zip(batch.extend_seq_lens_cpu, starts, strict=True))
-            return {"input_token_logprobs": torch.zeros(count, device="cuda")} if count else {}
+            return made(next_token_logits=logits, hidden_states=hidden)
 
     return Runner
+
+
+def _logits_processor(device: Any) -> Any:
+    """The release's, which makes the logprobs of prompts. Its model's head takes hidden states by their hash."""
+
+    class Processor(release_module("layers.logits_processor").LogitsProcessor):  # type: ignore[misc]
+        def _get_logits(self, hidden_states: Any, *_arguments: Any, **_named: Any) -> Any:
+            logits = torch.empty((len(hidden_states), VOCABULARY), dtype=torch.float32, device="cuda")
+
+            def run(access: Any) -> None:
+                given, out = access.host(hidden_states).numpy(), access.host(logits).numpy()
+                for row, state in zip(out, attention.hashes_of(given), strict=True):
+                    attention.target_logits(state, row)
+
+            device.launch(run, reads=[hidden_states], writes=[logits], name="logits")
+            return logits
+
+    return Processor(SimpleNamespace(vocab_size=VOCABULARY), skip_all_gather=True)
 
 
 def _slots(runner: Any) -> int:
@@ -514,15 +529,15 @@ class Pass:
         self.step = self.layer or (_draft_step(runner, backend) if self.is_draft else 0)
         self.hidden = getattr(batch.spec_info, "hidden_states", None) if self.is_draft else None
 
-    def launch(self) -> tuple[Any, Any]:
-        """(logits float32 [rows, vocabulary], hidden states float32 [rows or tokens, hidden size] or None). The rows
-        are all tokens, but of a prefill, and of spec v1 of a draft's extension, the last token of each request.
+    def launch(self, capture: Any) -> tuple[Any, Any]:
+        """(logits float32 [rows, vocabulary], hidden states float32 [rows or tokens, hidden size] or None, as `capture`
+        says). The rows are all tokens, but of a prefill, and of spec v1 of a draft's extension, the last token of each
+        request.
         """
         count, batch = len(self.tokens), self.batch
         rows = count if self.is_whole else self.requests
         keys, values = (torch.empty((count, 1, 1), dtype=torch.int64, device="cuda") for _ in range(2))
         logits = torch.empty((rows, VOCABULARY), dtype=torch.float32, device="cuda")
-        capture = batch.capture_hidden_mode
         states = None
         if capture.need_capture():
             length = count if capture.is_full() else rows
@@ -580,7 +595,7 @@ class Pass:
         )
         out_logits = access.host(logits).numpy()
         out_states = None if states is None else access.host(states).numpy()
-        given = None if self.hidden is None else _hashes(access.host(self.hidden).numpy())
+        given = None if self.hidden is None else attention.hashes_of(access.host(self.hidden).numpy())
         branches = max(1, len(tokens) // max(1, self.requests)) if self.is_decode else 1
         written = access.host(self.written).numpy() if self.reads_slots else None
         found: dict[int, tuple[int, int]] = {}  # of a token (the number of its row, its state)
@@ -709,7 +724,7 @@ class Pass:
         for at, token in enumerate(tokens if len(out_states) == count else kept[: len(out_states)]):
             if token in found:
                 out_states[at] = 0.0
-                out_states[at, :2].view(np.int64)[0] = found[token][1]
+                out_states[at, : len(attention.DIGITS)] = attention.digits_of(found[token][1])
 
     def _seat(self, number: int) -> Seat | None:
         """The request of a row, None where a batch is padded."""
@@ -723,11 +738,6 @@ def _from(view: torch.Tensor) -> torch.Tensor:
     """
     start = view.storage_offset()
     return view.as_strided((view.untyped_storage().nbytes() // view.element_size() - start,), (1,), start)
-
-
-def _hashes(hidden: Any) -> list[int]:
-    """The hash that each row of hidden states carries in the bits of its first two numbers."""
-    return [int(one) & (2**62 - 1) for one in np.ascontiguousarray(hidden[:, :2]).view(np.int64)[:, 0]]
 
 
 def _draft_step(runner: Any, backend: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specsim.engines.sglang.guards import Guards
-from specsim.world.scheduler import Facts, Setup
+from specsim.world.scheduler import HIDDEN, Facts, Setup
 from specsim.world.workload import FEATURES
 
 FACTS = Facts(
@@ -17,6 +17,7 @@ FACTS = Facts(
     late=3,  # that of the abort's iteration, the one that it overlaps, one more where it was retracted or chunked
     patience=12,
     keeps_last=True,
+    hidden=HIDDEN,
 )
 
 # A new row goes to the end: tapes name rows by their numbers.
@@ -68,10 +69,25 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release", drafter="ngram", graphs=True, topk=2, steps=4, draft_tokens=8, slots=320),
     Setup(worker="release", drafter="ngram", overlap=False, topk=2, draft_tokens=6, slots=320),
     Setup(worker="release", drafter="standalone", overlap=False, topk=2, draft_tokens=6, slots=320, reserve=0.1),
+    Setup(worker="release", hidden_states=True, slots=240, reserve=0.1),
+    Setup(worker="release", hidden_states=True, graphs=True, chunk=12, slots=112, reserve=0.1),
+    Setup(worker="release", hidden_states=True, topk=2, draft_tokens=6, slots=320, page_size=4),
+    Setup(worker="release", hidden_states=True, overlap=False, slots=240, reserve=0.1),
 )
 
 OPTIONS = frozenset(
-    ("adaptive", "drafter", "draft_tokens", "mixed", "multi_layer", "page_size", "priorities", "radix", "steps")
+    (
+        "adaptive",
+        "drafter",
+        "draft_tokens",
+        "hidden_states",
+        "mixed",
+        "multi_layer",
+        "page_size",
+        "priorities",
+        "radix",
+        "steps",
+    )
 )
 """Of a setup's settings those that a server has only where it is told to. Of the others some are sizes, which memory,
 the model and the load decide, and CUDA graphs are what a server has by itself.

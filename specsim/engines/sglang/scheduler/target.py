@@ -12,6 +12,7 @@ import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +47,7 @@ from specsim.world.kv import BeyondRow, DraftsCounted
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
     END,
+    HIDDEN,
     IN_PYTHON,
     IN_RUST,
     Answer,
@@ -86,10 +88,6 @@ LACKS = (
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
 )
 LACKS_OF_RELEASE_WORKERS = (
-    (
-        "schedules with logprobs of prompts or hidden states",
-        "in place of the release's logits processor, which makes them, is the model",
-    ),
     ("schedules with a sliding window", "the release's worker has one pool of KV, of a layer of full attention"),
     ("the corpus of n-grams", "it is in C++, and in its place is one that draws drafts"),
     ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
@@ -272,6 +270,7 @@ def _options(setup: Setup) -> Options:
         multi_layer=setup.multi_layer,
         rust_tree=setup.rust_tree,
         adaptive=setup.adaptive,
+        hidden_states=setup.hidden_states,
         context_length=setup.context + OUTSIDE if setup.context else CONTEXT_LENGTH,
     )
 
@@ -302,7 +301,7 @@ class Started:
         self._records = False
         self._counts: list[tuple[int, int]] = []  # of records and findings, at the start of each iteration
         self._recording: Recording | None = None
-        self.facts = FACTS
+        self.facts = FACTS if booted.family.knows_last_hidden_state else replace(FACTS, hidden=HIDDEN[:1])
 
     def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
         return decoded(prompt, count, rank)
@@ -346,8 +345,8 @@ class Started:
             sampling["logit_bias"] = {str(token): float(decoding.BIAS) for token in decoding.biased(turn.bias)}
         if turn.sampling:
             sampling |= SAMPLING[turn.sampling]
-        given = {"session": turn.session, "logprobs": turn.logprobs, "stream": turn.stream, **sampling}
-        message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **given)
+        wishes = {name: getattr(turn, name) for name in ("session", "logprobs", "prompt_logprobs", "hidden", "stream")}
+        message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **wishes, **sampling)
         if self._setup.priorities:
             message.priority = turn.priority
         return message
@@ -587,6 +586,8 @@ class Started:
                 output.decode_ids if output.decode_ids else None,
                 output.correct_drafts,
                 output.runs,
+                output.hidden,
+                output.prompt_logprobs,
             )
 
     def pools(self) -> Pools:
