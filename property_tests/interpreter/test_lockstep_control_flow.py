@@ -287,3 +287,22 @@ def kernel(values, out, B: tl.constexpr):
         found = outcome(kernel_of(source), (2,), [values, out], [4])
     assert isinstance(found, list), found
     assert found[1].tolist() == [0] * 4 + [5] * 4
+
+
+@pytest.mark.parametrize("condition", ["values", "values + 1", "not values", "values and p > 0", "p > 0 or values"])
+def test_a_pointer_to_memory_holds_as_a_condition(condition: str) -> None:
+    """As of a tensor that may be left out: its address is not 0, wherever in the memory it points to."""
+    source = f"""
+@triton.jit
+def kernel(values, out, left_out):
+    p = tl.program_id(0)
+    number = 0
+    if {condition}:
+        number = tl.load(values + p)
+    if left_out:
+        number = 9
+    tl.store(out + p, number)
+"""
+    values, out = torch.tensor([3, 5], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    actual, expected = outcomes(kernel_of(source), (2,), [values, out], [None])
+    check(source, actual, expected)

@@ -85,7 +85,7 @@ def truth(condition: Any, of: Machine) -> Any:
     """A condition as True or False, where it is one thing for all active programs, or as an array [programs]."""
     if not isinstance(condition, Tensor):
         return bool(condition)
-    data = condition.data
+    data = condition.addresses() if isinstance(condition, Pointer) else condition.data
     if data.ndim > 1:
         if data.size != data.shape[0]:
             raise KernelError(f"a block {list(condition.shape)} is a condition; allowed: a scalar")
