@@ -32,6 +32,8 @@ FEEDS, PENALTIES = "EagleDraftInputV2Mixin.prepare_for_decode", "sampling.penalt
 PRESENCE = "BatchedPresencePenalizer._filter"
 OWN_WORKER = next(str(number) for number, setup in enumerate(SETUPS) if setup.worker == "release")
 SENDS_HIDDEN = next(str(number) for number, setup in enumerate(SETUPS) if setup.hidden_states)
+OWN_WINDOW = next(str(i) for i, setup in enumerate(SETUPS) if setup.worker == "release" and setup.window)
+PLANS = "layers.attention.triton_backend"
 SAMPLES = "speculative.eagle_utils"
 OFFSET = "send_output_token_logprobs_offset"
 DEFECTS = {
@@ -66,6 +68,10 @@ DEFECTS = {
     "a filter takes the penalties of another row": (
         (V1, "penalties", "", f"{PENALTIES}presence_penalty", PRESENCE, "minus-one", "keep_indices", "1"),
         "scheduler:I67:verify",
+    ),
+    "the plan of a sliding window begins a token too early": (
+        (NEWEST, "", OWN_WINDOW, PLANS, "update_sliding_window_buffer", "minus-one", "window_kv_start_idx", "0"),
+        "scheduler:I05:window:other-tokens",
     ),
     "logprobs of a prompt are those of the token behind": (
         (NEWEST, "", SENDS_HIDDEN, BATCH, "ScheduleBatch.prepare_for_extend", "plus-one", "global_start_idx", "0"),

@@ -23,6 +23,7 @@ GRAPHS = {**OWN, "cuda_graphs": True}
 TREES = {**GRAPHS, "topk": 2, "num_draft_tokens": 6, "num_steps": 3}
 LAYERS = {**OWN, "multi_layer": True}
 ALONE = {"overlap": False}
+WINDOW = {**OWN, "sliding_window": 8}
 OLDER, LATEST = FEW[2], RELEASES[-1]
 
 
@@ -42,6 +43,29 @@ def test_four_requests_decode_as_one_by_one(
     answer = booted(version, options)
     assert {rid: output["token_ids"] for rid, output in answer["outputs"].items()} == answer["expected"]
     assert (answer["records"], answer["findings"]) == ([], [])
+    assert set(answer["pools"].values()) == {True}
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        (NEWEST, WINDOW),
+        *(
+            pytest.param(version, {**options, **WINDOW}, marks=pytest.mark.slow)
+            for version in (RELEASES[0], LATEST)
+            for options in (GRAPHS, ALONE, {"page_size": 4})
+        ),
+        pytest.param(LATEST, {**TREES, **WINDOW, "page_size": 4}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_layers_with_a_sliding_window_change_no_token_and_read_what_they_should(
+    release: Callable[[str], SourceTree], version: str, options: dict[str, Any]
+) -> None:
+    release(version)
+    answer = booted(version, options)
+    assert {rid: output["token_ids"] for rid, output in answer["outputs"].items()} == answer["expected"]
+    assert not [record for record in answer["records"] if not record.startswith("DraftRead(")]
     assert set(answer["pools"].values()) == {True}
 
 

@@ -22,7 +22,7 @@ class Blame:
 
     `models`  files of ours in which a model reads and writes, and `result` its function that makes what it returns
     `made_by` the function that makes tensors which nobody has written, for the model to write
-    `parties` by what their file has in its path, parts of the target that are one party each
+    `parties` by what FILE:FUNCTION has in it, parts of the target that are one party each
     `below`   FILE:LINE of a file and a line, the file below the target's package
     """
 
@@ -73,7 +73,8 @@ class Blame:
         """Who makes an access, without lines: the model, or a function of the target and the one that calls it."""
         if self._is_of_model(access):
             return "the-model"
-        party = next((party for part, party in self.parties.items() if part in access.file), "")
+        where = f"{access.file}:{access.function}"
+        party = next((party for part, party in self.parties.items() if part in where), "")
         if party:
             return party
         callers = self._callers(access)

@@ -207,7 +207,7 @@ class Booted:
         self._remember(pools)
         worker = ReleaseWorker(self.device, options.steps, RIGHT if options.adaptive else 0)
         worker.watch_operations(REFERENCE)
-        vars(module)["ModelRunner"] = runner_class(module, worker, make, family.answers)
+        vars(module)["ModelRunner"] = runner_class(module, worker, make, family.answers, options)
         self.worker = worker
         if options.drafter == "ngram":
             vars(release_module("speculative.cpp_ngram.ngram_corpus"))["NgramCorpus"] = corpus_class(worker)

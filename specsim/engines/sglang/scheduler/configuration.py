@@ -25,6 +25,10 @@ TOY_LLAMA: dict[str, Any] = {
 }
 
 
+FULL_LAYER, WINDOW_LAYER = 0, 1
+"""Layers of attention: to all positions, and where there is a sliding window, to those in it."""
+
+
 class Configuration:
     """What `AutoConfig.from_pretrained` returns: fields, and the methods that a release calls on it."""
 

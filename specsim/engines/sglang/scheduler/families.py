@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
+from specsim.engines.sglang.scheduler.configuration import FULL_LAYER, WINDOW_LAYER
 from specsim.engines.sglang.scheduler.grammar import Backend
 from specsim.engines.sglang.scheduler.modules import home_of, imported_modules, is_there, release_module, replace_in
 from specsim.engines.sglang.scheduler.options import Options
@@ -294,7 +295,8 @@ class Family:
 
     def _window_pools(self, options: Options) -> tuple[Any, Any]:
         module = release_module("mem_cache.swa_memory_pool")
-        common = {"page_size": options.page_size, "dtype": torch.float32, "device": "cuda"}
+        is_read = options.worker == "release"  # of the fake worker it has the hashes
+        common = {"page_size": options.page_size, "device": "cuda"}
         kinds = module.SWAKVPool, release_module("mem_cache.memory_pool").MHATokenToKVPool
         transposes = any("enable_kvcache_transpose" in inspect.signature(kind).parameters for kind in kinds)
         kv = module.SWAKVPool(
@@ -302,15 +304,17 @@ class Family:
             size_swa=options.window_slots,
             head_num=1,
             head_dim=1,
-            swa_attention_layer_ids=[0],
-            full_attention_layer_ids=[1],
+            full_attention_layer_ids=[FULL_LAYER],
+            swa_attention_layer_ids=[WINDOW_LAYER],
             enable_memory_saver=False,
+            dtype=torch.int64 if is_read else torch.float32,
             **({"enable_kvcache_transpose": False} if transposes else {}),
+            **({"enable_kv_cache_copy": True} if is_read else {}),
             **common,
         )
         home = home_of("SWATokenToKVPoolAllocator") or module
         allocator = home.SWATokenToKVPoolAllocator(
-            options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, **common
+            options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, dtype=torch.float32, **common
         )
         return allocator, kv
 

@@ -25,8 +25,9 @@ import torch
 
 from specsim.engines.sglang.scheduler import attention
 from specsim.engines.sglang.scheduler.attention import Row
-from specsim.engines.sglang.scheduler.configuration import TOY_LLAMA
+from specsim.engines.sglang.scheduler.configuration import FULL_LAYER, TOY_LLAMA, WINDOW_LAYER
 from specsim.engines.sglang.scheduler.modules import is_there, release_module
+from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.worker import Seat, count_feed, penalized, penalties_of
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
@@ -284,6 +285,16 @@ class ReleaseWorker:
                 self._content(seat, "input", len(keys) + j, 0, own[j])
                 return
 
+    def check_window(self, seat: Seat, length: int, slots: Ints, keys: Ints, wanted: int) -> None:
+        """`keys` of these slots are what a row of a prefix of this length has in its window of `wanted` positions."""
+        low = length - len(keys)
+        bad = np.flatnonzero(keys != seat.prefixes.first(length)[low:])
+        if len(keys) < wanted:
+            self.bad(seat, "window_kv_indptr", len(keys))
+        elif len(bad):
+            first = int(bad[0])
+            self._content(seat, "window", low + first, int(slots[first]), int(keys[first]))
+
     def check_draft(
         self,
         seat: Seat,
@@ -398,7 +409,7 @@ class Model:
     def set_embed_and_head(self, *_weights: Any) -> None: ...
 
 
-def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers: Answers) -> type:
+def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers: Answers, options: Options) -> type:
     """A class in place of the release's ModelRunner. `make(runner)` gives a runner its pools: (rows, allocator, KV)."""
 
     class Runner(module.ModelRunner):  # type: ignore[name-defined, misc]
@@ -427,7 +438,10 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
             self.sampler = release_module("layers.sampler").Sampler()
             self.logits_processor = _logits_processor(watcher.device)
             self.sampler._sync_token_ids_across_tp = nothing  # of one rank
-            self.layer = SimpleNamespace(layer_id=0, k_scale=None, v_scale=None, k_scale_float=None)
+            self.layer, self.window_layer = _layer(FULL_LAYER), _layer(WINDOW_LAYER)
+            if options.sliding_window and not self.is_draft_worker:
+                self.is_hybrid_swa, self.sliding_window_size = True, options.sliding_window
+                self.swa_max_total_num_tokens = options.window_slots
             self.spec_aux_config = SimpleNamespace(
                 draft_model_config=model_config, eagle_use_aux_hidden_state=False, dflash_use_aux_hidden_state=False
             )
@@ -449,10 +463,10 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
         def alloc_memory_pool(self, memory_pool_config: Any = None, **_named: Any) -> None:
             self.req_to_token_pool, self.token_to_kv_pool_allocator, self.token_to_kv_pool = make(self)
             allocator = self.token_to_kv_pool_allocator
-            self.max_total_num_tokens = self.full_max_total_num_tokens = allocator.size
+            self.max_total_num_tokens = self.full_max_total_num_tokens = options.max_total_tokens
             self.max_running_requests = self.req_to_token_pool.size
             self.memory_pool_config = memory_pool_config or SimpleNamespace(max_total_num_tokens=allocator.size)
-            watcher.pools.append(self.token_to_kv_pool)
+            watcher.pools += [pool for pool in kv_pools(self.token_to_kv_pool) if pool is not None]
             if hasattr(module.ModelRunner, "init_kv_index_translator"):
                 self.init_kv_index_translator()
 
@@ -495,6 +509,15 @@ def _logits_processor(device: Any) -> Any:
     return Processor(SimpleNamespace(vocab_size=VOCABULARY), skip_all_gather=True)
 
 
+def _layer(number: int) -> Any:
+    return SimpleNamespace(layer_id=number, k_scale=None, v_scale=None, k_scale_float=None)
+
+
+def kv_pools(pool: Any) -> tuple[Any, Any]:
+    """(the pool of full attention, that of the sliding window or None) in a release's pool of KV."""
+    return getattr(pool, "full_kv_pool", pool), getattr(pool, "swa_kv_pool", None)
+
+
 def _slots(runner: Any) -> int:
     return int(runner.max_total_num_tokens)
 
@@ -522,6 +545,7 @@ class Pass:
         self.is_whole = self.is_decode or self.is_verify or _is_draft_extend_v2(mode)
         # Backends that hold no pool take the batch's.
         self.pool = getattr(backend, "token_to_kv_pool", None) or batch.token_to_kv_pool
+        self.full, self.windowed = kv_pools(self.pool)
         self.layer = runner.draft_layer
         self.extended, self.written = batch.extend_seq_lens, batch.out_cache_loc
         self.reads_slots = not self.is_whole or (self.is_verify and not self.is_draft)
@@ -542,7 +566,7 @@ class Pass:
         if capture.need_capture():
             length = count if capture.is_full() else rows
             states = torch.empty((length, HIDDEN_SIZE), dtype=torch.float32, device="cuda")
-        key_buffer, value_buffer = self.pool.k_buffer[0], self.pool.v_buffer[0]
+        key_buffer, value_buffer = self.full.k_buffer[0], self.full.v_buffer[0]
 
         def run(access: Any) -> None:
             self._compute(access, keys, values, logits, states, key_buffer, value_buffer)
@@ -557,11 +581,16 @@ class Pass:
             given.append(self.extended)
         if self.reads_slots:
             given.append(self.written)
+        if self.windowed is not None:
+            given += [plan.window_kv_indptr, plan.window_kv_indices, self.windowed.k_buffer[0]]
         reads = [tensor for tensor in given if tensor is not None]
         written = [tensor for tensor in (keys, values, logits, states) if tensor is not None]
         name = self._name()
         self.watcher.device.launch(run, reads=[*reads, key_buffer, value_buffer], writes=written, name=name)
-        self.pool.set_kv_buffer(self.runner.layer, _write_loc(batch), keys, values)
+        where, named = _write_loc(batch, plan)
+        self.pool.set_kv_buffer(self.runner.layer, *where, keys, values, **named)
+        if self.windowed is not None:
+            self.pool.set_kv_buffer(self.runner.window_layer, *where, keys, values, **named)
         return logits, states
 
     def _name(self) -> str:
@@ -622,6 +651,8 @@ class Pass:
                 before = before[~twice]
             read = all_keys[before]
             prefix = attention.linked(read, all_values[before], self._before(seat))
+            if self.windowed is not None:
+                prefix = self._in_window(access, seat, planned.number, read, prefix)
             own = [int(tokens[t]) for t in row.tokens]
             hidden = None if given is None else [given[t] for t in row.tokens]
             if self.layer:
@@ -652,6 +683,22 @@ class Pass:
                 self._check(access, seat, row, before, read, own_keys, hidden, where, lengths, branches, step)
             found.update({t: (row.number // branches, state) for t, state in zip(row.tokens, own_states, strict=True)})
         self._write(access, found, len(tokens), out_logits, out_states)
+
+    def _in_window(self, access: Any, seat: Seat | None, number: int, read: Ints, prefix: int) -> int:
+        """The prefix that a row makes of what both layers read: that of the full one, where the window's has the same
+        at each position that the row's first token attends to.
+        """
+        indptr = access.host(self.plan.window_kv_indptr).tolist()
+        slots = _from(access.host(self.plan.window_kv_indices)).numpy()[indptr[number] : indptr[number + 1]]
+        keys = access.host(self.windowed.k_buffer[0]).numpy().reshape(-1)
+        outside = (slots < 0) | (slots >= len(keys))
+        wanted = min(len(read), self.runner.sliding_window_size - 1)
+        found = keys[np.where(outside, 0, slots)][max(0, len(slots) - wanted) :]
+        if len(found) == wanted and (found == read[len(read) - wanted :]).all():
+            return prefix
+        if seat is not None:
+            self.watcher.check_window(seat, len(read), slots[len(slots) - len(found) :], found, wanted)
+        return attention.mixed([prefix, *found.tolist()])
 
     def _check(
         self,
@@ -750,9 +797,12 @@ def _is_draft_extend_v2(mode: Any) -> bool:
     return bool(getattr(mode, "is_draft_extend_v2", bool)())
 
 
-def _write_loc(batch: Any) -> Any:
-    """Where a pass writes its KV, as the release's backends say it."""
+def _write_loc(batch: Any, plan: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Where a pass writes its KV, as the release's backends say it: arguments of `set_kv_buffer`."""
     made = getattr(release_module("mem_cache.memory_pool"), "KVWriteLoc", None)
+    window = getattr(plan, "swa_out_cache_loc", None)
+    named = {} if window is None else {"swa_loc": window}
     if made is None:
-        return batch.out_cache_loc
-    return made.for_batch(batch) if hasattr(made, "for_batch") else made(batch.out_cache_loc)
+        return (batch.out_cache_loc,), named
+    loc = made.for_batch(batch, **named) if hasattr(made, "for_batch") else made(batch.out_cache_loc, **named)
+    return (loc,), {}

@@ -73,6 +73,10 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release", hidden_states=True, graphs=True, chunk=12, slots=112, reserve=0.1),
     Setup(worker="release", hidden_states=True, topk=2, draft_tokens=6, slots=320, page_size=4),
     Setup(worker="release", hidden_states=True, overlap=False, slots=240, reserve=0.1),
+    Setup(worker="release", window=8, slots=240, reserve=0.1),
+    Setup(worker="release", window=8, graphs=True, slots=400, page_size=4),
+    Setup(worker="release", window=8, graphs=True, topk=2, draft_tokens=6, slots=400),
+    Setup(worker="release", window=8, overlap=False, slots=400, chunk=12, radix=False),
 )
 
 OPTIONS = frozenset(

@@ -88,7 +88,7 @@ LACKS = (
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
 )
 LACKS_OF_RELEASE_WORKERS = (
-    ("schedules with a sliding window", "the release's worker has one pool of KV, of a layer of full attention"),
+    ("schedules with a sliding window of a draft model", "the draft model has full attention here"),
     ("the corpus of n-grams", "it is in C++, and in its place is one that draws drafts"),
     ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
     *LACKS[-2:],
@@ -116,7 +116,8 @@ BLAME = Blame(
     models=MODELS,
     result=Worker._result.__qualname__,
     made_by=unwritten.__name__,
-    parties={f"{MARKER}{ATTENTION}/": "the-plan"},  # of what a pass of a model reads
+    # Of what a pass of a model reads: a plan, also of the slots of a sliding window, wherever they are looked up.
+    parties={f"{MARKER}{ATTENTION}/": "the-plan", "translate_loc_from_full_to_swa": "the-plan"},
     below=below,
 )
 
