@@ -65,3 +65,22 @@ def test_a_capture_cannot_wait_for_what_is_not_captured() -> None:
         side, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with pytest.raises(RuntimeError, match="cannot wait"), torch.cuda.graph(captured):
             torch.cuda.current_stream().wait_stream(side)
+
+
+@policies
+@pytest.mark.parametrize(("first", "second", "races"), [((0, 2), (2, 4), False), ((0, 3), (2, 4), True)])
+def test_branches_of_a_graph_may_write_parts_of_one_storage(
+    tape: tuple[int, ...], first: tuple[int, int], second: tuple[int, int], races: bool
+) -> None:
+    with simulate(replayed(tape)) as device:
+        whole, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            side.wait_stream(torch.cuda.current_stream())
+            whole[slice(*first)].fill_(1)
+            with torch.cuda.stream(side):
+                whole[slice(*second)].fill_(2)
+            torch.cuda.current_stream().wait_stream(side)
+        captured.replay()
+        assert whole.tolist()[2:] == [2, 2]
+    assert [finding.kind for finding in device.findings] == ["race"] * races

@@ -7,8 +7,11 @@ elements of Triton launches, which are known when they run.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from specsim.vdevice.device import Capture, Stream, StreamContext, active
 from specsim.vdevice.findings import CALLERS_MAX
@@ -62,16 +65,43 @@ class CUDAGraph:
 
 
 def _judge(captured: Sequence[Operation]) -> None:
+    """Report accesses that nothing orders. Parts of a storage that no access joins are memories of their own: the keys
+    and the values of a pool, for example, which are halves of one storage and are written by two branches.
+    """
     owner = active()
-    histories: dict[int, Memory] = {}
+    extents: dict[int, list[tuple[int, int]]] = {}
+    for of in captured:
+        for memory, part in (*of.reads, *of.writes):
+            extents.setdefault(id(memory), []).append(_extent(part))
+    starts = {memory: _starts(each) for memory, each in extents.items()}
+    histories: dict[tuple[int, int], Memory] = {}
     for of in captured:
         for uses, is_write in ((of.reads, False), (of.writes, True)):
-            for memory, _ in uses:
-                history = histories.get(id(memory))
+            for memory, part in uses:
+                key = id(memory), bisect_right(starts[id(memory)], _extent(part)[0])
+                history = histories.get(key)
                 if history is None:
-                    history = histories[id(memory)] = Memory(memory.owner, memory.what, memory.site)
+                    history = histories[key] = Memory(memory.owner, memory.what, memory.site)
                     history.given_name = memory.given_name
                 (history.write if is_write else history.read)(of, owner.report)
+
+
+def _extent(part: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a view in its storage, and the one behind its last; one byte at least."""
+    elements = 1 + sum((int(size) - 1) * int(stride) for size, stride in zip(part.size(), part.stride(), strict=True))
+    first = int(part.storage_offset()) * part.element_size()
+    return first, first + max(1, elements * part.element_size())
+
+
+def _starts(extents: Sequence[tuple[int, int]]) -> list[int]:
+    """Where the parts begin that these extents make, each joined with those that it overlaps."""
+    starts: list[int] = []
+    end = -1
+    for first, behind in sorted(extents):
+        if first >= end:
+            starts.append(first)
+        end = max(end, behind)
+    return starts
 
 
 class graph:  # noqa: N801 - PyTorch's name

@@ -466,7 +466,11 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
             self.max_total_num_tokens = self.full_max_total_num_tokens = options.max_total_tokens
             self.max_running_requests = self.req_to_token_pool.size
             self.memory_pool_config = memory_pool_config or SimpleNamespace(max_total_num_tokens=allocator.size)
-            watcher.pools += [pool for pool in kv_pools(self.token_to_kv_pool) if pool is not None]
+            for pool in filter(None, kv_pools(self.token_to_kv_pool)):
+                watcher.pools.append(pool)
+                keys, values = pool.k_buffer[0], pool.v_buffer[0]
+                if keys.memory is values.memory:  # in 0.5.23: halves of one storage, written by two streams
+                    watcher.device.track_elements(keys, changes_only=False)
             if hasattr(module.ModelRunner, "init_kv_index_translator"):
                 self.init_kv_index_translator()
 
