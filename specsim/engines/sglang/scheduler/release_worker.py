@@ -166,6 +166,7 @@ class ReleaseWorker:
         self._fed: dict[str, int] = {}
         self.prefilled: dict[int, str] = {}  # by slot, whose prefill wrote the draft model's KV there last
         for pool in self.pools:
+            pool.k_buffer[0].memory.elements = None  # only while graphs are captured are halves of it told apart
             for buffer in (*pool.k_buffer, *pool.v_buffer):
                 buffer.host_bytes.fill_(UNWRITTEN)
 
