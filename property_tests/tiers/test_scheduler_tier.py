@@ -17,11 +17,12 @@ from specsim.rules.process import HostException
 from specsim.rules.requests import FinishedClaim, LengthsInOrder
 from specsim.rules.table import CHECKS
 from specsim.tiers.scheduler.answers import ScheduleCounts, _differing, violations_of
-from specsim.world.forks import EndedSchedule, Outcome, Ran, Starters, WantedSchedule, wanted
+from specsim.world.case import ScheduleCase
+from specsim.world.forks import EndedSchedule, NotStarted, Outcome, Ran, Starters, WantedSchedule, wanted
 from specsim.world.kv import BeyondRow
 from specsim.world.rule import Rules, Run
 from specsim.world.schedule import first_other_launch
-from specsim.world.scheduler import Answer, Load, Noted, RequestState, Seen, Setup
+from specsim.world.scheduler import SIZES, Answer, Load, Noted, RequestState, Seen, Setup, unknown_settings
 from specsim.world.users import NeverEndsError, Users
 from specsim.world.workload import Workload, draw_workload
 
@@ -95,6 +96,23 @@ def test_a_session_may_claim_the_last_token_which_the_launch_in_flight_writes_an
 def test_a_schedule_is_the_same_in_two_processes() -> None:
     first, again = ([o.record for o in outcomes("", 12) if isinstance(o, Ran)] for _ in range(2))
     assert first == again
+
+
+def test_a_setting_that_no_setup_of_an_engine_has_is_not_run() -> None:
+    table = (Setup(), Setup(window=8, steps=1))
+    assert set(Setup.__slots__) >= SIZES
+    assert unknown_settings(Setup(page_size=4, slots=9, rows=2, window=3), table) == []
+    assert unknown_settings(Setup(multi_layer=True, hidden_states=True, slots=9), table) == [
+        "hidden_states",
+        "multi_layer",
+    ]
+    starters = Starters(ToyTarget(setups=table), CHECKS)
+    try:
+        ended = starters.run(WantedSchedule((), case=ScheduleCase({"multi_layer": True}, {"turns": []}, {})))
+    finally:
+        starters.close()
+    assert isinstance(ended, NotStarted)
+    assert "multi_layer" in ended.why
 
 
 def test_a_tape_gives_its_schedule_again() -> None:

@@ -30,7 +30,7 @@ from specsim.isolation.pipes import SIZE, received, send
 from specsim.isolation.processes import end_fork, fork
 from specsim.world.case import ScheduleCase, shortened
 from specsim.world.schedule import Record, run_schedule
-from specsim.world.scheduler import rows_of
+from specsim.world.scheduler import rows_of, unknown_settings
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import RecordingChooser
@@ -174,6 +174,8 @@ def _serve(
 
 
 def _start(target: SchedulerTarget, setup: Setup) -> StartedScheduler | NotStarted:
+    if unknown := unknown_settings(setup, target.setups):
+        return NotStarted(f"none of its setups has {unknown[0]}, of which it knows nothing")
     try:
         with _limited(START_CPU_SECONDS_MAX):
             return target.start(setup)

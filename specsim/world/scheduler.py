@@ -117,6 +117,15 @@ class Setup:
         return ", ".join(n if value is True else f"{n}={value}" for n, value in settings) or "default"
 
 
+SIZES = frozenset(("page_size", "slots", "rows", "chunk", "steps", "draft_tokens", "reserve", "context"))
+"""Settings that every engine has in some way."""
+
+
+def unknown_settings(setup: Setup, setups: Sequence[Setup]) -> list[str]:
+    """Those of a setup that no row of an engine's table has: it would be started without them, and nobody told."""
+    return sorted(setup.settings.keys() - SIZES - {name for row in setups for name in row.settings})
+
+
 def rows_of(setups: Sequence[Setup], worker: str, rust_tree: bool = False) -> tuple[int, ...]:
     """The rows of a table on which schedules are drawn: those beyond an engine's guards are for replay files alone."""
     kind = worker, rust_tree, False
