@@ -266,12 +266,10 @@ class LogprobRows(Check):
         if turn.sampling or (turn.penalty and self.setup.worker == "release"):
             return  # of what is filtered, and by what lags behind: of no one value
         expected = run.started.logprobs(turn, prompt, tokens)
-        for at, (row, actual) in enumerate(zip(expected, answer.logprobs, strict=False)):
-            if not alike(row, actual):
-                what = "logprobs" if not alike(row[:1], actual[:1]) else "top-logprobs"
-                what += ":bias" if turn.bias else ""
-                yield self.broken(what, turn.rid, f"token {at} with {row}", actual)
-                return
+        for at, row, actual in _unlike(expected, answer.logprobs):
+            what = _differing(row, actual) + (":bias" if turn.bias else "")
+            yield self.broken(what, turn.rid, f"token {at} with {row}", actual)
+            return
 
     def _of_prompt(self, run: Run, told: Told, answer: Answer) -> Iterator[Violation]:
         """Of no token before it nothing says the logprob of the first one that was asked for."""
@@ -285,22 +283,21 @@ class LogprobRows(Check):
             rows = f"{len(expected)} rows, one a token of the prompt from {start} on"
             yield self.broken("prompt-rows", turn.rid, rows, len(answer.prompt_logprobs))
             return
-        for at, (row, actual) in enumerate(zip(expected, answer.prompt_logprobs, strict=True), start):
-            if not alike(row, actual):
-                what = "prompt-logprobs" if not alike(row[:1], actual[:1]) else "prompt-top-logprobs"
-                if alike(((row[0][0], actual[0][1]), *row[1:]), actual):
-                    what = "prompt-logprobs:another-token"
-                yield self.broken(what, turn.rid, f"token {at} of the prompt with {row}", actual)
-                return
+        for at, row, actual in _unlike(expected, answer.prompt_logprobs):
+            is_another = alike(((row[0][0], actual[0][1]), *row[1:]), actual)
+            what = f"prompt-{'logprobs:another-token' if is_another else _differing(row, actual)}"
+            yield self.broken(what, turn.rid, f"token {start + at} of the prompt with {row}", actual)
+            return
 
     def _hidden(self, run: Run, told: Told, answer: Answer) -> Iterator[Violation]:
         """A request that was aborted is told of none."""
         turn, text = told.turn, (*told.prompt, *answer.tokens)
-        if answer.reason == "abort" or list(answer.tokens) != run.started.expected(turn, told.prompt, answer.tokens):
+        if answer.reason == "abort" or not (turn.hidden or answer.hidden):
+            return
+        if list(answer.tokens) != run.started.expected(turn, told.prompt, answer.tokens):
             return
         if not turn.hidden:
-            if answer.hidden:
-                yield self.broken("hidden-states:unasked", turn.rid, "none", f"{len(answer.hidden)} hidden states")
+            yield self.broken("hidden-states:unasked", turn.rid, "none", f"{len(answer.hidden)} hidden states")
             return
         places = {run.started.content_of(text[: at + 1]): at for at in range(len(text))}
         sent = [places.get(state, -1) for state in answer.hidden]
@@ -338,6 +335,20 @@ def _spans(places: Sequence[int]) -> str:
             spans.append([at, at])
     words = ["of another text" if a < 0 else f"of token {a}" if a == b else f"of tokens {a} to {b}" for a, b in spans]
     return f"{len(places)}: {', '.join(words)}" if words else "none"
+
+
+def _unlike(
+    expected: Sequence[LogprobRow], actual: Sequence[LogprobRow]
+) -> Iterator[tuple[int, LogprobRow, LogprobRow]]:
+    """(number, expected row, actual one) of those that are not alike, as far as there are both."""
+    for at, (row, said) in enumerate(zip(expected, actual, strict=False)):
+        if not alike(row, said):
+            yield at, row, said
+
+
+def _differing(expected: LogprobRow, actual: LogprobRow) -> str:
+    """What differs first of two rows that are not alike."""
+    return "top-logprobs" if alike(expected[:1], actual[:1]) else "logprobs"
 
 
 def alike(expected: LogprobRow, actual: LogprobRow) -> bool:

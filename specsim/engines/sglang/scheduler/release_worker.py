@@ -437,7 +437,7 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
                 self._eager_decode_registry = module._EagerBufferRegistry()
                 self._eager_prefill_registry = module._EagerBufferRegistry()
             self.sampler = release_module("layers.sampler").Sampler()
-            self.logits_processor = _logits_processor(watcher.device)
+            self.logits_processor = None if self.is_draft_worker else _logits_processor(watcher.device)
             self.sampler._sync_token_ids_across_tp = nothing  # of one rank
             self.layer, self.window_layer = _layer(FULL_LAYER), _layer(WINDOW_LAYER)
             if options.sliding_window and not self.is_draft_worker:
@@ -481,7 +481,7 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
 
         def run_model(self, input_ids: Any, _positions: Any, forward_batch: Any, **_named: Any) -> Any:
             one = Pass(watcher, self, _backend(self, forward_batch), forward_batch)
-            if forward_batch.return_logprob and not (self.is_draft_worker or one.is_whole):
+            if self.logits_processor is not None and forward_batch.return_logprob and not one.is_whole:
                 all_of_them = type(forward_batch.capture_hidden_mode).FULL
                 _logits, hidden = one.launch(all_of_them)
                 return self.logits_processor(input_ids, hidden, None, forward_batch)
@@ -632,6 +632,7 @@ class Pass:
         given = None if self.hidden is None else attention.hashes_of(access.host(self.hidden).numpy())
         branches = max(1, len(tokens) // max(1, self.requests)) if self.is_decode else 1
         written = access.host(self.written).numpy() if self.reads_slots else None
+        windows = None if self.windowed is None else self._windows(access)
         found: dict[int, tuple[int, int]] = {}  # of a token (the number of its row, its state)
         if self.is_verify and not self.is_draft:
             self.watcher.verified.clear()
@@ -656,8 +657,8 @@ class Pass:
                 before = before[~twice]
             read = all_keys[before]
             prefix = attention.linked(read, all_values[before], self._before(seat))
-            if self.windowed is not None:
-                prefix = self._in_window(access, seat, planned.number, read, prefix)
+            if windows is not None:
+                prefix = self._in_window(windows, seat, row.number, read, prefix)
             own = [int(tokens[t]) for t in row.tokens]
             hidden = None if given is None else [given[t] for t in row.tokens]
             if self.layer:
@@ -689,13 +690,20 @@ class Pass:
             found.update({t: (row.number // branches, state) for t, state in zip(row.tokens, own_states, strict=True)})
         self._write(access, found, len(tokens), out_logits, out_states)
 
-    def _in_window(self, access: Any, seat: Seat | None, number: int, read: Ints, prefix: int) -> int:
+    def _windows(self, access: Any) -> tuple[list[int], Ints, Ints]:
+        """(where each row's slots begin, the slots, the keys in the window's pool) of the window's layer."""
+        slots: Ints = _from(access.host(self.plan.window_kv_indices)).numpy()
+        keys: Ints = access.host(self.windowed.k_buffer[0]).numpy().reshape(-1)
+        return access.host(self.plan.window_kv_indptr).tolist(), slots, keys
+
+    def _in_window(
+        self, windows: tuple[list[int], Ints, Ints], seat: Seat | None, number: int, read: Ints, prefix: int
+    ) -> int:
         """The prefix that a row makes of what both layers read: that of the full one, where the window's has the same
         at each position that the row's first token attends to.
         """
-        indptr = access.host(self.plan.window_kv_indptr).tolist()
-        slots = _from(access.host(self.plan.window_kv_indices)).numpy()[indptr[number] : indptr[number + 1]]
-        keys = access.host(self.windowed.k_buffer[0]).numpy().reshape(-1)
+        indptr, indices, keys = windows
+        slots = indices[indptr[number] : indptr[number + 1]]
         outside = (slots < 0) | (slots >= len(keys))
         wanted = min(len(read), self.runner.sliding_window_size - 1)
         found = keys[np.where(outside, 0, slots)][max(0, len(slots) - wanted) :]
