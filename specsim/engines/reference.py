@@ -1,0 +1,202 @@
+"""The reference engine (`specsim.reference.engine`) as a scheduler: the model that it runs, and what the world sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specsim.reference.engine import Config, Engine, Request, State
+from specsim.reference.validation import unchecked
+from specsim.world.hash_model import EMPTY, extended, likely, prefix_of
+from specsim.world.own import OwnEngine, OwnScheduler
+from specsim.world.scheduler import (
+    Answer,
+    Facts,
+    Launch,
+    Load,
+    Pause,
+    Pools,
+    RequestState,
+    Seen,
+    Setup,
+    TreeNode,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from specsim.choices.chooser import Chooser
+
+FACTS = Facts(
+    features=frozenset(
+        {"aborts", "shared prefixes", "continued answers", "stop tokens", "bursts", "flushes", "abort all", "pauses"}
+    ),
+    context=120,
+    answer_room=1,
+    priorities=(),
+    timeout=0.0,
+    leap=0.0,
+    ahead=1,
+    late=2,
+    patience=8,
+    keeps_last=False,
+)
+SETUPS = (
+    Setup(),
+    Setup(page_size=4, slots=240),
+    Setup(reserve=0.1),
+    Setup(chunk=12, slots=200),
+    Setup(topk=2, draft_tokens=6, slots=240),
+    Setup(overlap=False),
+    Setup(radix=False, reserve=0.1),
+)
+
+
+class HashModel:
+    """Its KV of a token are the hashes of the prefix up to it and before it, so that rows that are read are a chain."""
+
+    def kv(self, prefix: int, token: int) -> tuple[int, int]:
+        return extended(prefix, token), prefix
+
+    def state(self, rows: Sequence[Sequence[int]]) -> int:
+        before, is_chain = EMPTY, True
+        for key, value in rows:
+            is_chain &= value == before
+            before = key
+        return before if is_chain else extended(before & (2**62 - 1), len(rows))
+
+    def likely(self, state: int, count: int) -> list[int]:
+        return likely(state, count)
+
+    def drafted(self, state: int, count: int, rank: int) -> list[int]:
+        right, *others = likely(state, count + 1)
+        return [*others[:rank], right, *others[rank:]][:count] if rank < count else others[:count]
+
+
+class ReferenceScheduler(OwnScheduler):
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.facts, self.seen = setup, FACTS, Seen()
+        config = Config(
+            page_size=setup.page_size,
+            slots=setup.slots,
+            rows=setup.rows,
+            chunk=setup.chunk,
+            context=FACTS.context,
+            topk=setup.topk,
+            num_steps=setup.steps,
+            num_draft_tokens=setup.draft_tokens,
+            overlap=setup.overlap,
+            reserve=setup.reserve,
+            caches=setup.radix,
+        )
+        self.engine = Engine(config, HashModel())
+        self._cached: dict[str, int] = {}
+
+    # what users say
+
+    def generate(self, turn: Turn) -> Any:
+        return lambda: self.engine.submit(Request(turn.rid, turn.prompt, turn.answer, turn.stop))
+
+    def abort(self, rid: str) -> Any:
+        return lambda: self.engine.abort(rid)
+
+    def abort_all(self) -> Any:
+        return lambda: [self.engine.abort(rid) for rid in list(self.engine.requests)]
+
+    def flush(self) -> Any:
+        return self.engine.flush
+
+    def pause(self, pause: Pause) -> Any:
+        def paused() -> None:
+            self.engine.is_paused = True
+            if pause.retracts:
+                self.engine.retract_all()
+
+        return paused
+
+    def resume(self) -> Any:
+        return lambda: setattr(self.engine, "is_paused", False)
+
+    # the loop
+
+    def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
+        iteration = 0
+        with unchecked():
+            while (messages := script(iteration)) is not None:
+                for message in messages:
+                    message()
+                launch = self.engine.step(lambda _request, _step: chooser.choose(self.setup.topk + 1, "accept"))
+                if launch is not None:
+                    rids = tuple(request.rid for request in launch.requests)
+                    self.seen.launches.append(Launch(iteration, launch.kind, rids))
+                iteration += 1
+
+    @property
+    def is_idle(self) -> bool:
+        return self.engine.is_idle
+
+    # its state
+
+    def load(self) -> Load:
+        engine = self.engine
+        waiting = tuple((one.rid, len(one.prompt) + one.answer) for one in engine.waiting)
+        lengths = tuple((one.rid, one.length, one.allocated) for one in engine.running)
+        later = sum(len(one.prompt) + one.answer - one.length for one in engine.running)
+        width = engine.device.req_to_token.shape[1]
+        is_chunked = engine.chunked is not None
+        return Load(waiting, later, engine.available, len(engine.free_rows), lengths, width, is_chunked)
+
+    def requests(self) -> Iterator[RequestState]:
+        for one in self.engine.requests.values():
+            committed = 0 if one.state is State.ENDED else one.length
+            yield RequestState(
+                one.rid,
+                one.prompt,
+                tuple(one.outputs),
+                one.reason,
+                committed,
+                one.allocated * (one.row >= 0),
+                one.row,
+                0,
+            )
+
+    def answers(self) -> Iterator[Answer]:
+        for one in self.engine.requests.values():
+            matched = {"stop": one.stop, "length": one.answer}.get(one.reason)
+            yield Answer(one.rid, tuple(one.outputs), one.reason, matched=matched)
+
+    def pools(self) -> Pools:
+        engine, page = self.engine, self.engine.config.page_size
+        free = [number * page + at for number in engine.free_pages for at in range(page)]
+        nodes = [
+            TreeNode(tuple(token for one in node.path() for token in one.tokens), node.slots)
+            for node in engine.cache.nodes()
+        ]
+        return Pools(
+            engine.config.slots,
+            len(free),
+            engine.cache.evictable,
+            engine.config.rows,
+            len(engine.free_rows),
+            free_slots=free,
+            nodes=nodes,
+            free_row_numbers=list(engine.free_rows),
+        )
+
+    def content_of(self, tokens: Sequence[int]) -> int:
+        return prefix_of(tokens)
+
+    def slot_content(self, slot: int) -> int:
+        return int(self.engine.device.kv[slot, 0])
+
+
+class ReferenceEngine(OwnEngine):
+    setups = SETUPS
+
+    def start(self, setup: Setup) -> ReferenceScheduler:
+        torch.set_num_threads(1)
+        return ReferenceScheduler(setup)
+
+
+engine = ReferenceEngine()
