@@ -617,6 +617,29 @@ class Engine:
             request.allocated = end
         return True
 
+    def owners(self) -> dict[int, str]:
+        """Who owns each page: "free", "cache", or a request. AssertionError where one has two owners or none, or where
+        a request reads what it neither owns nor shares.
+        """
+        page = self.config.page_size
+        owners = dict.fromkeys(self.free_pages, "free")
+        assert len(owners) == len(self.free_pages), "a page is free twice"
+
+        def owned(number: int, by: str) -> None:
+            assert number not in owners, f"page {number} is {by}'s and {owners[number]}'s"
+            owners[number] = by
+
+        for node in self.cache.nodes():
+            owned(node.slots[0] // page, "cache")
+        for request in self.requests.values():
+            if request.row >= 0:
+                slots = self.device.req_to_token[request.row, : request.allocated].tolist()
+                assert all(owners.get(slot // page) == "cache" for slot in slots[: request.shared]), request.rid
+                for number in sorted({slot // page for slot in slots[request.shared :]}):
+                    owned(number, request.rid)
+        assert len(owners) == self.config.slots // page, "a page is nobody's"
+        return owners
+
     def _free(self, slots: Sequence[int]) -> None:
         """Give whole pages back."""
         pages = sorted({slot // self.config.page_size for slot in slots})
