@@ -38,7 +38,7 @@ This package imports torch and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -53,9 +53,11 @@ from specsim.reference.drafting import (
     select_top_k_tokens_first,
     select_top_k_tokens_next,
 )
-from specsim.reference.kv import alloc_extend, alloc_len_per_decode, compact_accepted_path, get_last_loc, move_kv
+from specsim.reference.kv import alloc_extend, alloc_len_per_decode, get_last_loc, move_kv
+from specsim.reference.logits import EXACT
+from specsim.reference.sequential import GREEDY_TEMPERATURE, SamplingParams, draw, finish_of, next_token_law
 from specsim.reference.tree import build_tree
-from specsim.reference.verify import fill_bonus_tokens, verify_tree_greedy
+from specsim.reference.verify_logits import VerifiedStep, verify_logits_greedy, verify_logits_sampled
 
 __all__ = ["Config", "Engine", "Launch", "Model", "Request", "State"]
 
@@ -85,20 +87,25 @@ TRANSITIONS = {
 class Model(Protocol):
     """A target model and a draft model. KV of a token is two integers, so that reading it in a wrong order shows."""
 
+    @property
+    def vocab_size(self) -> int: ...
+
     def kv(self, prefix: int, token: int) -> tuple[int, int]:
-        """KV of a token behind a prefix of that state."""
+        """KV of a token behind a prefix of that state; the first of the two is the state of the longer prefix."""
         ...
 
     def state(self, rows: Sequence[Sequence[int]]) -> int:
         """What attention makes of the KV of a prefix [tokens, 2], in the order in which it was read."""
         ...
 
-    def likely(self, state: int, count: int) -> list[int]:
-        """The target's most likely tokens after a prefix, the most likely one first."""
+    def logits(self, states: Sequence[int]) -> Tensor:
+        """float32 [states, vocab_size] of the target after prefixes of these states."""
         ...
 
-    def drafted(self, state: int, count: int, rank: int) -> list[int]:
-        """The draft model's, which has the target's most likely one at this rank; not at all from `count` on."""
+    def drafts(self, states: Sequence[int], ranks: Sequence[int], topk: int) -> tuple[Tensor, Tensor]:
+        """(probabilities float32, tokens int64), both [states, topk], of the draft model: it has the target's most likely
+        token at this rank, and not at all from `topk` on.
+        """
         ...
 
 
@@ -146,8 +153,7 @@ class Request:
 
     rid: str
     prompt: tuple[int, ...]
-    answer: int
-    stop: int = -1
+    params: SamplingParams
     outputs: list[int] = field(default_factory=list)
     state: State = State.WAITING
     length: int = 0
@@ -156,6 +162,7 @@ class Request:
     shared: int = 0
     node: Node | None = None
     reason: str = ""
+    matched: int | str | None = None
     launched: int = 0
     """Launches of its decoding whose results the host has not read."""
 
@@ -206,6 +213,8 @@ class PrefixCache:
         self.page_size = page_size
         self.root = Node((), (), None)
         self.clock = 0
+        self.evictable = 0
+        """Slots of nodes that nobody reads."""
 
     def match(self, tokens: Sequence[int]) -> Node:
         """The deepest node on the way of these tokens."""
@@ -229,6 +238,7 @@ class PrefixCache:
             child = node.children.get(page)
             if child is None:
                 child = node.children[page] = Node(page, own, node)
+                self.evictable += len(own)
             elif child.slots != own:
                 unused += own
             child.used = self.clock
@@ -237,8 +247,10 @@ class PrefixCache:
 
     def lock(self, node: Node, by: int) -> None:
         for one in node.path():
+            self.evictable -= len(one.slots) * (not one.locks)
             one.locks += by
             assert one.locks >= 0
+            self.evictable += len(one.slots) * (not one.locks)
 
     def evict(self, count: int) -> list[int]:
         """The slots of pages that nobody reads, those first that were not used for longest, until there are `count`."""
@@ -250,6 +262,7 @@ class PrefixCache:
             oldest = min(leaves, key=lambda node: node.used)
             assert oldest.parent is not None
             del oldest.parent.children[oldest.tokens]
+            self.evictable -= len(oldest.slots)
             freed += oldest.slots
         return freed
 
@@ -259,11 +272,6 @@ class PrefixCache:
             node = stack.pop()
             yield node
             stack += node.children.values()
-
-    @property
-    def evictable(self) -> int:
-        """Slots of nodes that nobody reads."""
-        return sum(len(node.slots) for node in self.nodes() if not node.locks)
 
     def _pages(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         whole = len(tokens) // self.page_size * self.page_size
@@ -275,6 +283,7 @@ class Device:
     """What the GPU has: KV, the page table, and of each row the length and the bonus token as they are now.
 
     kv, draft_kv  [slots, 2] int64 of the target and of the draft model, by the same slots
+    counts        [rows, vocab_size] int32: how often each token was said, the bonus token too
     """
 
     def __init__(self, config: Config, model: Model) -> None:
@@ -286,12 +295,13 @@ class Device:
         self.req_to_token = torch.zeros((config.rows, width), dtype=torch.int32)
         self.seq_lens = torch.zeros(config.rows, dtype=torch.int64)
         self.bonus = torch.zeros(config.rows, dtype=torch.int64)
+        self.counts = torch.zeros(config.rows, model.vocab_size, dtype=torch.int32)
 
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[int]:
-        """Compute the KV of a chunk of each request's text, behind what its row has up to `starts`; the token that the
-        target says then.
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], chunks: Sequence[Sequence[int]]) -> Tensor:
+        """Compute the KV of a chunk of each request's text, behind what its row has up to `starts`. Returns the target's
+        logits [bs, vocab_size] after each.
         """
-        said = []
+        states = []
         for row, start, chunk in zip(rows, starts, chunks, strict=True):
             slots = self.req_to_token[row, : start + len(chunk)].to(torch.int64)
             state = self.model.state(self.kv[slots[:start]].tolist())
@@ -300,12 +310,18 @@ class Device:
                 made.append(self.model.kv(state, token))
                 state = made[-1][0]
             self.kv[slots[start:]] = self.draft_kv[slots[start:]] = torch.tensor(made).view(-1, 2)
-            said.append(self.model.likely(state, 1)[0])
             self.seq_lens[row] = start + len(chunk)
-            self.bonus[row] = said[-1]
-        return said
+            states.append(state)
+        return self.model.logits(states)
 
-    def decode(self, rows: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[list[int]]:
+    def begin(self, row: int, said: Sequence[int]) -> None:
+        """A prefill is done: what was said so far, of which the last token is the root of the next tree."""
+        self.bonus[row] = said[-1]
+        self.counts[row] = torch.bincount(torch.tensor(said), minlength=self.model.vocab_size)
+
+    def decode(
+        self, rows: Sequence[int], ranks: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[list[int]]:
         """A step: draft, verify, keep. `ranks` say how right the draft model is, step by step. Returns the tokens of
         each request: the accepted drafts, and the next bonus token.
         """
@@ -324,25 +340,82 @@ class Device:
         )
         candidates = torch.cat([bonus[:, None], drafts.draft_tokens], 1)  # [bs, num_draft_tokens]
         slots = assign_extend_cache_locs(where, self.req_to_token, lens, lens + config.num_draft_tokens)
-        predicted, states = self._forward(rows, lens.tolist(), candidates.tolist(), tree.tree_mask, slots)
-        verified = verify_tree_greedy(
+        logits = self._forward(rows, lens.tolist(), candidates.tolist(), tree.tree_mask, slots)
+        links = (tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling)
+        if all(is_plain(one) for one in params):
+            step = verify_logits_greedy(logits, candidates, *links, lens, slots, config.num_steps)
+        else:
+            step = self._verify_sampled(logits, candidates, links, where, params, lens, slots)
+        move_kv(self.kv, step.target.flatten(), step.source.flatten())
+        self.bonus[where], self.seq_lens[where] = step.bonus_tokens.to(torch.int64), step.new_seq_lens
+        self._extend_draft(slots, step.accept_lens)
+        said = [
+            tokens[:count] for tokens, count in zip(step.accept_tokens.tolist(), step.accept_lens.tolist(), strict=True)
+        ]
+        for row, tokens in zip(rows, said, strict=True):
+            self.counts[row] += torch.bincount(torch.tensor(tokens), minlength=self.model.vocab_size)
+        return said
+
+    def _verify_sampled(
+        self,
+        logits: Tensor,
+        candidates: Tensor,
+        links: tuple[Tensor, Tensor, Tensor],
+        where: Tensor,
+        params: Sequence[SamplingParams],
+        lens: Tensor,
+        slots: Tensor,
+    ) -> VerifiedStep:
+        """A verification with penalties, biases and temperatures. Penalties count the path to each node, as decoding
+        token by token does. A greedy request is one of top-k 1.
+        """
+        bs, ndt = candidates.shape
+        vocab = self.model.vocab_size
+        is_greedy = [one.temperature < GREEDY_TEMPERATURE for one in params]
+        biases = torch.zeros(bs, vocab)
+        for row, one in zip(biases, params, strict=True):
+            for token, bias in one.logit_bias.items():
+                row[token] = bias
+
+        def each(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.tensor(values, dtype=dtype)
+
+        return verify_logits_sampled(
+            logits,
             candidates,
-            tree.retrieve_index,
-            tree.retrieve_next_token,
-            tree.retrieve_next_sibling,
-            predicted,
-            config.num_steps,
+            *links,
+            torch.zeros(bs, ndt),
+            torch.zeros(bs),
+            output_counts=self.counts[where],
+            output_lens=self.counts[where].sum(1, dtype=torch.int32),
+            frequency_penalty=each([one.frequency_penalty for one in params]),
+            presence_penalty=each([one.presence_penalty for one in params]),
+            repetition_penalty=each([one.repetition_penalty for one in params]),
+            min_new_tokens=each([one.min_new_tokens for one in params], torch.int32),
+            stop_token_ids=torch.full((bs, 1), vocab),
+            logit_bias=biases,
+            bias_rows=torch.arange(bs, dtype=torch.int32),
+            bitmask=torch.zeros(0, (vocab + 31) // 32, dtype=torch.int32),
+            bitmask_rows=torch.full((bs * ndt,), -1, dtype=torch.int32),
+            temperature=each(
+                [1.0 if greedy else one.temperature for greedy, one in zip(is_greedy, params, strict=True)]
+            ),
+            top_k=each(
+                [
+                    1 if greedy else one.top_k if one.top_k > 0 else vocab
+                    for greedy, one in zip(is_greedy, params, strict=True)
+                ],
+                torch.int32,
+            ),
+            top_p=each([one.top_p for one in params]),
+            min_p=each([one.min_p for one in params]),
+            threshold_single=1.0,
+            threshold_acc=1.0,
+            seq_lens=lens,
+            out_cache_loc=slots,
+            num_steps=self.config.num_steps,
+            law=EXACT,
         )
-        accept_lens = verified.accept_token_num + 1
-        kept = compact_accepted_path(
-            verified.accept_index, accept_lens, slots, verified.predicts, states, config.num_draft_tokens
-        )
-        move_kv(self.kv, kept.target, kept.source)
-        self.bonus[where] = fill_bonus_tokens(verified.predicts, verified.accept_index, accept_lens).to(torch.int64)
-        self.seq_lens[where] = lens + accept_lens
-        self._extend_draft(slots, kept.compacted_hidden_states, accept_lens)
-        said = kept.compacted_predict.view(len(rows), -1).tolist()
-        return [tokens[:count] for tokens, count in zip(said, accept_lens.tolist(), strict=True)]
 
     def _draft(
         self, rows: Sequence[int], lens: list[int], bonus: list[int], ranks: Sequence[Sequence[int]]
@@ -353,14 +426,14 @@ class Device:
         for row, length, token in zip(rows, lens, bonus, strict=True):
             prefix = self.draft_kv[self.req_to_token[row, :length].to(torch.int64)].tolist()
             states.append(self.model.kv(self.model.state(prefix), token)[0])
-        step = select_top_k_tokens_first(*self._drafted(states, [of[0] for of in ranks]))
+        step = select_top_k_tokens_first(*self.model.drafts(states, [of[0] for of in ranks], topk))
         steps = [step]
         states = [state for state in states for _ in range(topk)]
         for number in range(1, self.config.num_steps):
             tokens = step.input_ids.tolist()
             states = [self.model.kv(state, token)[0] for state, token in zip(states, tokens, strict=True)]
             each = [of[number] for of in ranks for _ in range(topk)]
-            step = select_top_k_tokens_next(number, *self._drafted(states, each), step.next_scores)
+            step = select_top_k_tokens_next(number, *self.model.drafts(states, each, topk), step.next_scores)
             states = [states[row] for row in step.hidden_index.tolist()]
             steps.append(step)
         return organize_draft_results(
@@ -370,24 +443,15 @@ class Device:
             self.config.num_draft_tokens,
         )
 
-    def _drafted(self, states: Sequence[int], ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(probabilities, tokens) [states, topk] of the draft model after each of these prefixes."""
-        topk = self.config.topk
-        tokens = [self.model.drafted(state, topk, rank) for state, rank in zip(states, ranks, strict=True)]
-        probabilities = torch.tensor([0.5 / (1 + at) for at in range(topk)])
-        return probabilities.expand(len(states), topk), torch.tensor(tokens)
-
     def _forward(
         self, rows: Sequence[int], lens: list[int], candidates: list[list[int]], mask: Tensor, slots: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The target model over all nodes: (its token after each [bs, ndt], KV [bs * ndt, 2]), which is written, too.
-
-        A node attends to the request's prefix and to its own ancestors, which the mask has.
+    ) -> Tensor:
+        """The target model over all nodes: logits [bs * ndt, vocab_size]. Their KV is written. A node attends to the
+        request's prefix and to its own ancestors, which the mask has.
         """
         ndt = self.config.num_draft_tokens
         visible = mask.view(len(rows), ndt, ndt).tolist()
         made: list[tuple[int, int]] = []
-        predicted = []
         for number, (row, length) in enumerate(zip(rows, lens, strict=True)):
             prefix = self.kv[self.req_to_token[row, :length].to(torch.int64)].tolist()
             root = self.model.state(prefix)
@@ -397,16 +461,23 @@ class Device:
                 before = states[ancestors[-1]] if ancestors else root
                 made.append(self.model.kv(before, candidates[number][node]))
                 states.append(made[-1][0])
-            predicted.append([self.model.likely(state, 1)[0] for state in states])
-        written = torch.tensor(made)
-        self.kv[slots] = written
-        return torch.tensor(predicted), written
+        self.kv[slots] = torch.tensor(made)
+        return self.model.logits([state for state, _before in made])
 
-    def _extend_draft(self, slots: Tensor, states: Tensor, accept_lens: Tensor) -> None:
+    def _extend_draft(self, slots: Tensor, accept_lens: Tensor) -> None:
         """The draft model computes its own KV of what was accepted, from the target's hidden states."""
-        ndt = self.config.num_draft_tokens
-        accepted = (torch.arange(ndt) < accept_lens[:, None]).flatten()  # [bs * ndt]
-        self.draft_kv[slots[accepted]] = states[accepted]
+        accepted = (torch.arange(self.config.num_draft_tokens) < accept_lens[:, None]).flatten()  # [bs * ndt]
+        self.draft_kv[slots[accepted]] = self.kv[slots[accepted]]
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether a request takes the most likely token of unchanged logits."""
+    return (
+        params.temperature < GREEDY_TEMPERATURE
+        and not params.logit_bias
+        and not (params.frequency_penalty or params.presence_penalty)
+        and params.repetition_penalty == 1
+    )
 
 
 class Engine:
@@ -415,8 +486,8 @@ class Engine:
     `step` is one iteration of its loop.
     """
 
-    def __init__(self, config: Config, model: Model) -> None:
-        self.config = config
+    def __init__(self, config: Config, model: Model, detokenize: Callable[[Sequence[int]], str] | None = None) -> None:
+        self.config, self.detokenize = config, detokenize
         self.device = Device(config, model)
         self.cache = PrefixCache(config.page_size)
         pages = config.slots // config.page_size
@@ -509,7 +580,7 @@ class Engine:
 
     def _still_to_come(self, request: Request) -> int:
         """Slots that admission leaves for the rest of a request's answer."""
-        left = request.answer - len(request.outputs)
+        left = request.params.max_new_tokens - len(request.outputs)
         return int(left * self.config.reserve) + 2 * self.config.reach + self.config.page_size
 
     def _seat(self, request: Request, node: Node, slots: list[int]) -> None:
@@ -539,13 +610,17 @@ class Engine:
             self.chunked = None if done[-1] else request
         if not requests:
             return None
-        said = self.device.prefill(rows, starts, chunks)
-        for request, is_done in zip(requests, done, strict=True):
+        logits = self.device.prefill(rows, starts, chunks)
+        said: list[list[int]] = []
+        for request, is_done, after in zip(requests, done, logits, strict=True):
+            said.append([])
             if is_done:
+                said[-1].append(draw(next_token_law(after, request.outputs, request.prompt, request.params), 0.0))
+                self.device.begin(request.row, [*request.outputs, *said[-1]])
                 request.become(State.RUNNING)
                 self.running.append(request)
                 self._share(request)
-        return Launch("extend", tuple(requests), [[t] if d else [] for t, d in zip(said, done, strict=True)])
+        return Launch("extend", tuple(requests), said)
 
     def _share(self, request: Request) -> None:
         """Hand the whole pages of a prefilled text to the cache, and read them there from now on."""
@@ -578,7 +653,8 @@ class Engine:
             return None
         requests = tuple(self.running)
         how = [[ranks(request, step) for step in range(self.config.num_steps)] for request in requests]
-        tokens = self.device.decode([request.row for request in requests], how)
+        rows, params = [request.row for request in requests], [request.params for request in requests]
+        tokens = self.device.decode(rows, how, params)
         for request in requests:
             request.launched += 1
         return Launch("decode", requests, tokens)
@@ -659,8 +735,11 @@ class Engine:
                 request.length += len(tokens)
             for token in tokens:
                 request.outputs.append(token)
-                if token == request.stop or len(request.outputs) == request.answer:
-                    self._end(request, "stop" if token == request.stop else "length")
+                params = request.params
+                end = finish_of(request.outputs, params, params.max_new_tokens, detokenize=self.detokenize)
+                if end is not None:
+                    request.matched = end.matched
+                    self._end(request, end.finish_reason)
                     break
 
     def _end(self, request: Request, reason: str) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.engines.reference import HashModel
 from specsim.reference.engine import Config, Engine, Request, State
-from specsim.world.hash_model import decoded
+from specsim.reference.sequential import SamplingParams, generate
+from specsim.world.hash_model import decoded, prefix_of
 
 CONFIGS = (
     Config(),
@@ -23,6 +24,16 @@ CONFIGS = (
     Config(chunk=5),
 )
 PROMPT = tuple(range(20, 60))
+CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"frequency_penalty": 1.5},
+    {"presence_penalty": 1.5},
+    {"repetition_penalty": 1.5},
+    {"logit_bias": dict.fromkeys(range(0, 128, 3), -4.0)},
+    {"temperature": 1.0, "top_p": 0.001},
+)
+"""Each leaves one token to be said."""
 
 
 @st.composite
@@ -33,19 +44,26 @@ def histories(draw: st.DrawFn) -> tuple[Config, list[tuple[int, Request]], dict[
     for number in range(draw(st.integers(1, 6))):
         shared = draw(st.integers(0, 12))
         prompt = PROMPT[:shared] + tuple(90 + number + at % 7 for at in range(draw(st.integers(1, 12))))
-        request = Request(f"r{number}", prompt, draw(st.integers(1, 16)))
-        if draw(st.booleans()):
-            request.stop = draw(st.sampled_from(decoded(prompt, request.answer)))
-        requests.append((draw(st.integers(0, 12)), request))
+        answer = draw(st.integers(1, 16))
+        stop = draw(st.sampled_from([None, *decoded(prompt, answer)]))
+        change = draw(st.sampled_from(CHANGES))
+        params = SamplingParams(
+            max_new_tokens=answer, stop_token_ids=() if stop is None else (stop,), **{"temperature": 0.0, **change}
+        )
+        requests.append((draw(st.integers(0, 12)), Request(f"r{number}", prompt, params)))
     events = draw(
         st.dictionaries(st.integers(1, 30), st.sampled_from(["retract", "flush", "abort r0", "abort r2"]), max_size=3)
     )
     return config, requests, events, draw(st.integers(0, 2**16))
 
 
-def told(request: Request, prompt: Sequence[int]) -> list[int]:
-    tokens = decoded(prompt, request.answer)
-    return tokens[: tokens.index(request.stop) + 1] if request.stop in tokens else tokens
+def told(request: Request) -> list[int]:
+    """By decoding token by token."""
+    model = HashModel()
+    found = generate(
+        lambda text: model.logits([prefix_of(text)])[0], request.prompt, request.params, coins=lambda _: 0.0
+    )
+    return list(found.tokens)
 
 
 @given(histories())
@@ -72,7 +90,7 @@ def test_every_answer_is_that_of_decoding_token_by_token(
     assert engine.is_idle
     for _at, request in requests:
         assert request.state is State.ENDED
-        expected = told(request, request.prompt)
+        expected = told(request)
         assert request.outputs == expected[: len(request.outputs)]
         assert request.outputs == expected or request.reason == "abort"
     assert set(engine.owners().values()) <= {"free", "cache"}
@@ -81,7 +99,7 @@ def test_every_answer_is_that_of_decoding_token_by_token(
 
 def test_its_state_is_data_that_can_be_copied() -> None:
     engine = Engine(Config(), HashModel())
-    engine.submit(Request("a", PROMPT[:9], 12))
+    engine.submit(Request("a", PROMPT[:9], SamplingParams(max_new_tokens=12, temperature=0.0)))
     for _ in range(3):
         engine.step(lambda _request, _step: 0)
     other = copy.deepcopy(engine)

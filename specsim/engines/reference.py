@@ -1,21 +1,25 @@
-"""The reference engine (`specsim.reference.engine`) as a scheduler: the model that it runs, and what the world sees of it."""
+"""The reference engine (`specsim.reference.engine`) as a scheduler: its model, and what the world sees of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from specsim.reference.engine import Config, Engine, Request, State
+from specsim.reference.sequential import SamplingParams, generate
 from specsim.reference.validation import unchecked
-from specsim.world.hash_model import EMPTY, extended, likely, prefix_of
+from specsim.world.hash_model import EMPTY, VOCABULARY, extended, likely, prefix_of
 from specsim.world.own import OwnEngine, OwnScheduler
 from specsim.world.scheduler import (
     Answer,
     Facts,
     Launch,
     Load,
+    Matched,
     Pause,
     Pools,
     RequestState,
@@ -28,9 +32,29 @@ from specsim.world.scheduler import (
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
 
+LIKELY, UNLIKELY = (8.0, 6.75, 5.5, 4.25, 3.0), 1.0
+"""Logits of the most likely tokens, and of all others: no two of the likely ones become equal by a penalty or a bias."""
+PENALTY, BIAS = 1.5, -4.0
+SAMPLING: dict[str, dict[str, Any]] = {
+    "cold": {"temperature": 0.001},
+    "top-p": {"temperature": 1.0, "top_p": 0.001},
+    "top-k and top-p": {"temperature": 1.0, "top_k": 3, "top_p": 0.001},
+}
+"""Each leaves the most likely token alone."""
 FACTS = Facts(
     features=frozenset(
-        {"aborts", "shared prefixes", "continued answers", "stop tokens", "bursts", "flushes", "abort all", "pauses"}
+        {
+            "aborts",
+            "shared prefixes",
+            "continued answers",
+            "stop tokens",
+            "bursts",
+            "flushes",
+            "abort all",
+            "pauses",
+            "stop strings",
+            "penalties",
+        }
     ),
     context=120,
     answer_room=1,
@@ -50,11 +74,14 @@ SETUPS = (
     Setup(topk=2, draft_tokens=6, slots=240),
     Setup(overlap=False),
     Setup(radix=False, reserve=0.1),
+    Setup(sampled=True, topk=2, draft_tokens=6, slots=240),
 )
 
 
 class HashModel:
     """Its KV of a token are the hashes of the prefix up to it and before it, so that rows that are read are a chain."""
+
+    vocab_size = VOCABULARY
 
     def kv(self, prefix: int, token: int) -> tuple[int, int]:
         return extended(prefix, token), prefix
@@ -66,12 +93,37 @@ class HashModel:
             before = key
         return before if is_chain else extended(before & (2**62 - 1), len(rows))
 
-    def likely(self, state: int, count: int) -> list[int]:
-        return likely(state, count)
+    def logits(self, states: Sequence[int]) -> torch.Tensor:
+        made = np.full((len(states), VOCABULARY), UNLIKELY, np.float32)
+        for row, state in zip(made, states, strict=True):
+            row[likely(state, len(LIKELY))] = LIKELY
+        return torch.from_numpy(made)
 
-    def drafted(self, state: int, count: int, rank: int) -> list[int]:
-        right, *others = likely(state, count + 1)
-        return [*others[:rank], right, *others[rank:]][:count] if rank < count else others[:count]
+    def drafts(self, states: Sequence[int], ranks: Sequence[int], topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = []
+        for state, rank in zip(states, ranks, strict=True):
+            right, *others = likely(state, topk + 1)
+            tokens.append([*others[:rank], right, *others[rank:]][:topk] if rank < topk else others[:topk])
+        probabilities = torch.tensor([0.5 / (1 + at) for at in range(topk)])
+        return probabilities.expand(len(states), topk), torch.tensor(tokens)
+
+
+def params_of(turn: Turn) -> SamplingParams:
+    """What a user asks for."""
+    changes: dict[str, Any] = {turn.penalty: float(PENALTY)} if turn.penalty else {}
+    if turn.bias:
+        changes["logit_bias"] = dict.fromkeys(range(0, VOCABULARY, turn.bias), BIAS)
+    return SamplingParams(
+        max_new_tokens=turn.answer,
+        stop_token_ids=(turn.stop,) if turn.stop >= 0 else (),
+        stop=(text_of(turn.stop_text),) if turn.stop_text else (),
+        **{"temperature": 0.0, **SAMPLING.get(turn.sampling, {}), **changes},
+    )
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """A character for each token."""
+    return "".join(map(chr, tokens))
 
 
 class ReferenceScheduler(OwnScheduler):
@@ -90,13 +142,23 @@ class ReferenceScheduler(OwnScheduler):
             reserve=setup.reserve,
             caches=setup.radix,
         )
-        self.engine = Engine(config, HashModel())
+        self.engine = Engine(config, HashModel(), text_of)
         self._cached: dict[str, int] = {}
 
     # what users say
 
     def generate(self, turn: Turn) -> Any:
-        return lambda: self.engine.submit(Request(turn.rid, turn.prompt, turn.answer, turn.stop))
+        return lambda: self.engine.submit(Request(turn.rid, turn.prompt, params_of(turn)))
+
+    def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = ()) -> list[int]:
+        params = replace(params_of(turn), stop=(), stop_token_ids=())
+        if not (turn.penalty or turn.bias):
+            return self.decode(prompt, turn.answer)
+
+        def next_logits(text: Sequence[int]) -> torch.Tensor:
+            return self.engine.device.model.logits([prefix_of(text)])[0]
+
+        return list(generate(next_logits, list(prompt), params, coins=lambda _index: 0.0).tokens)
 
     def abort(self, rid: str) -> Any:
         return lambda: self.engine.abort(rid)
@@ -140,9 +202,9 @@ class ReferenceScheduler(OwnScheduler):
 
     def load(self) -> Load:
         engine = self.engine
-        waiting = tuple((one.rid, len(one.prompt) + one.answer) for one in engine.waiting)
+        waiting = tuple((one.rid, len(one.prompt) + one.params.max_new_tokens) for one in engine.waiting)
         lengths = tuple((one.rid, one.length, one.allocated) for one in engine.running)
-        later = sum(len(one.prompt) + one.answer - one.length for one in engine.running)
+        later = sum(len(one.prompt) + one.params.max_new_tokens - one.length for one in engine.running)
         width = engine.device.req_to_token.shape[1]
         is_chunked = engine.chunked is not None
         return Load(waiting, later, engine.available, len(engine.free_rows), lengths, width, is_chunked)
@@ -163,7 +225,9 @@ class ReferenceScheduler(OwnScheduler):
 
     def answers(self) -> Iterator[Answer]:
         for one in self.engine.requests.values():
-            matched = {"stop": one.stop, "length": one.answer}.get(one.reason)
+            matched: Matched = one.params.max_new_tokens if one.reason == "length" else None
+            if one.reason == "stop":
+                matched = tuple(map(ord, one.matched)) if isinstance(one.matched, str) else one.matched
             yield Answer(one.rid, tuple(one.outputs), one.reason, matched=matched)
 
     def pools(self) -> Pools:
