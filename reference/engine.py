@@ -59,7 +59,7 @@ from specsim.reference.sequential import GREEDY_TEMPERATURE, SamplingParams, dra
 from specsim.reference.tree import build_tree
 from specsim.reference.verify_logits import VerifiedStep, verify_logits_greedy, verify_logits_sampled
 
-__all__ = ["Config", "Engine", "Launch", "Model", "Request", "State"]
+__all__ = ["Config", "Device", "Engine", "Launch", "Model", "Request", "State"]
 
 QLEN_ONLY = 1
 NOTHING = -1
@@ -103,8 +103,8 @@ class Model(Protocol):
         ...
 
     def drafts(self, states: Sequence[int], ranks: Sequence[int], topk: int) -> tuple[Tensor, Tensor]:
-        """(probabilities float32, tokens int64), both [states, topk], of the draft model: it has the target's most likely
-        token at this rank, and not at all from `topk` on.
+        """(probabilities float32, tokens int64), both [states, topk], of the draft model: it has the target's most
+        likely token at this rank, and not at all from `topk` on.
         """
         ...
 
@@ -298,8 +298,8 @@ class Device:
         self.counts = torch.zeros(config.rows, model.vocab_size, dtype=torch.int32)
 
     def prefill(self, rows: Sequence[int], starts: Sequence[int], chunks: Sequence[Sequence[int]]) -> Tensor:
-        """Compute the KV of a chunk of each request's text, behind what its row has up to `starts`. Returns the target's
-        logits [bs, vocab_size] after each.
+        """Compute the KV of a chunk of each request's text, behind what its row has up to `starts`. Returns the
+        target's logits [bs, vocab_size] after each.
         """
         states = []
         for row, start, chunk in zip(rows, starts, chunks, strict=True):
@@ -486,9 +486,10 @@ class Engine:
     `step` is one iteration of its loop.
     """
 
-    def __init__(self, config: Config, model: Model, detokenize: Callable[[Sequence[int]], str] | None = None) -> None:
-        self.config, self.detokenize = config, detokenize
-        self.device = Device(config, model)
+    def __init__(
+        self, config: Config, device: Device, detokenize: Callable[[Sequence[int]], str] | None = None
+    ) -> None:
+        self.config, self.device, self.detokenize = config, device, detokenize
         self.cache = PrefixCache(config.page_size)
         pages = config.slots // config.page_size
         self.free_pages = list(range(1, pages + 1))  # page 0 is for padding
@@ -498,6 +499,7 @@ class Engine:
         self.chunked: Request | None = None
         self.in_flight: Launch | None = None
         self.is_paused = False
+        self.steps = 0
         self.requests: dict[str, Request] = {}
 
     # ---- what users ask for
@@ -536,6 +538,7 @@ class Engine:
         """One iteration: plan and launch, then read results, of the launch before where steps overlap. Returns what was
         launched. `ranks(request, step)` says how right the draft model is.
         """
+        self.steps += 1
         launch = None
         if not self.is_paused:
             batch = self._admit()
@@ -783,4 +786,4 @@ class Engine:
 class RanksOf(Protocol):
     """How right the draft model is: the rank of the target's token among its own, for a step of a request."""
 
-    def __call__(self, request: Request, step: int) -> int: ...
+    def __call__(self, request: Request, step: int, /) -> int: ...

@@ -176,7 +176,9 @@ def verify_logits_sampled(
         check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling)
     no_bias, no_mask = logit_bias.new_zeros(1, logit_bias.shape[1]), bitmask.new_full((1, bitmask.shape[1]), -1)
     biases = torch.cat([logit_bias, no_bias])[bias_rows.to(torch.int64)]  # [bs, V]; row -1 is the last
-    masks = torch.cat([bitmask, no_mask])[bitmask_rows.to(torch.int64)]  # [bs * ndt, num_words]
+    masks = None
+    if len(bitmask):
+        masks = torch.cat([bitmask, no_mask])[bitmask_rows.to(torch.int64)]  # [bs * ndt, num_words]
     penalties = (frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens, stop_token_ids, biases)
     params = SamplingBatchInfo(*penalties, temperature, top_k, top_p, min_p)
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.engines.reference import HashModel
-from specsim.reference.engine import Config, Engine, Request, State
+from specsim.reference.engine import Config, Device, Engine, Request, State
 from specsim.reference.sequential import SamplingParams, generate
 from specsim.world.hash_model import decoded, prefix_of
 
@@ -71,8 +71,12 @@ def test_every_answer_is_that_of_decoding_token_by_token(
     history: tuple[Config, list[tuple[int, Request]], dict[int, str], int],
 ) -> None:
     config, requests, events, drafts = history
-    engine = Engine(config, HashModel())
+    engine = Engine(config, Device(config, HashModel()))
     step = 0
+
+    def rank(_request: Request, number: int) -> int:
+        return (drafts >> (engine.steps + number) % 16) & 3
+
     while step < 1000 and (step < 40 or not engine.is_idle):
         for at, request in requests:
             if at == step:
@@ -84,7 +88,7 @@ def test_every_answer_is_that_of_decoding_token_by_token(
             engine.flush()
         elif event:
             engine.abort(event.partition(" ")[2])
-        engine.step(lambda _request, number: (drafts >> (step + number) % 16) & 3)
+        engine.step(rank)
         engine.owners()
         step += 1
     assert engine.is_idle
@@ -98,7 +102,7 @@ def test_every_answer_is_that_of_decoding_token_by_token(
 
 
 def test_its_state_is_data_that_can_be_copied() -> None:
-    engine = Engine(Config(), HashModel())
+    engine = Engine(Config(), Device(Config(), HashModel()))
     engine.submit(Request("a", PROMPT[:9], SamplingParams(max_new_tokens=12, temperature=0.0)))
     for _ in range(3):
         engine.step(lambda _request, _step: 0)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specsim.reference.engine import Config, Engine, Request, State
+from specsim.reference.engine import Config, Device, Engine, Node, Request, State
 from specsim.reference.sequential import SamplingParams, generate
 from specsim.reference.validation import unchecked
-from specsim.world.hash_model import EMPTY, VOCABULARY, extended, likely, prefix_of
+from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, likely, prefix_of
+from specsim.world.kv import DraftRead, wrong_content
 from specsim.world.own import OwnEngine, OwnScheduler
 from specsim.world.scheduler import (
     Answer,
@@ -20,6 +21,7 @@ from specsim.world.scheduler import (
     Launch,
     Load,
     Matched,
+    Noted,
     Pause,
     Pools,
     RequestState,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
 
 LIKELY, UNLIKELY = (8.0, 6.75, 5.5, 4.25, 3.0), 1.0
-"""Logits of the most likely tokens, and of all others: no two of the likely ones become equal by a penalty or a bias."""
+"""Logits of the most likely tokens, and of all others: no penalty and no bias makes two of the likely ones equal."""
 PENALTY, BIAS = 1.5, -4.0
 SAMPLING: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.001},
@@ -126,6 +128,67 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
+class WatchedDevice(Device):
+    """A device that notes, before each step, KV that is not of its request's tokens: of the target's once, of the draft
+    model's, too.
+    """
+
+    def __init__(self, config: Config, model: HashModel) -> None:
+        super().__init__(config, model)
+        self.texts: dict[int, list[int]] = {}
+        """By row the tokens of its request, as the device has said them."""
+        self.rids: dict[int, str] = {}
+        self.noted: list[Any] = []
+        self._seen: set[tuple[str, str]] = set()
+
+    def seat(self, row: int, rid: str, shared: Sequence[int]) -> None:
+        self.texts[row], self.rids[row] = list(shared), rid
+
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], chunks: Sequence[Sequence[int]]) -> torch.Tensor:
+        for row, chunk in zip(rows, chunks, strict=True):
+            self._look(row, "extend")
+            self.texts[row] += chunk
+        return super().prefill(rows, starts, chunks)
+
+    def begin(self, row: int, said: Sequence[int]) -> None:
+        self.texts[row].append(said[-1])
+        super().begin(row, said)
+
+    def decode(
+        self, rows: Sequence[int], ranks: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        for row in rows:
+            self._look(row, "verify")
+        said = super().decode(rows, ranks, params)
+        for row, tokens in zip(rows, said, strict=True):
+            self.texts[row] += tokens
+        return said
+
+    def _look(self, row: int, phase: str) -> None:
+        text = self.texts[row]
+        length = len(text) - (phase == "verify")  # its last token, the root, has no KV yet
+        slots = self.req_to_token[row, :length].to(torch.int64)
+        wanted = Prefixes(text[:length]).first(length) if length else np.zeros(0, np.int64)
+        for name, kv in (("full", self.kv), ("draft", self.draft_kv)):
+            wrong = np.flatnonzero(kv[slots, 0].numpy() != wanted)
+            rid = self.rids[row]
+            if not len(wrong) or (rid, name) in self._seen:
+                continue
+            self._seen.add((rid, name))
+            at = int(wrong[0])
+            slot, actual = int(slots[at]), int(kv[slots[at], 0])
+            if name == "full":
+                self.noted.append(wrong_content(phase, "full", rid, at, slot, actual))
+            else:
+                self.noted.append(DraftRead(rid, "KV", at, int(wanted[at]), actual))
+
+
+class WatchedEngine(Engine):
+    def _seat(self, request: Request, node: Node, slots: list[int]) -> None:
+        super()._seat(request, node, slots)
+        self.device.seat(request.row, request.rid, request.text[: len(slots)])  # type: ignore[attr-defined]
+
+
 class ReferenceScheduler(OwnScheduler):
     def __init__(self, setup: Setup) -> None:
         self.setup, self.facts, self.seen = setup, FACTS, Seen()
@@ -142,8 +205,8 @@ class ReferenceScheduler(OwnScheduler):
             reserve=setup.reserve,
             caches=setup.radix,
         )
-        self.engine = Engine(config, HashModel(), text_of)
-        self._cached: dict[str, int] = {}
+        self.device = WatchedDevice(config, HashModel())
+        self.engine = WatchedEngine(config, self.device, text_of)
 
     # what users say
 
@@ -156,7 +219,7 @@ class ReferenceScheduler(OwnScheduler):
             return self.decode(prompt, turn.answer)
 
         def next_logits(text: Sequence[int]) -> torch.Tensor:
-            return self.engine.device.model.logits([prefix_of(text)])[0]
+            return self.device.model.logits([prefix_of(text)])[0]
 
         return list(generate(next_logits, list(prompt), params, coins=lambda _index: 0.0).tokens)
 
@@ -164,7 +227,11 @@ class ReferenceScheduler(OwnScheduler):
         return lambda: self.engine.abort(rid)
 
     def abort_all(self) -> Any:
-        return lambda: [self.engine.abort(rid) for rid in list(self.engine.requests)]
+        def all_of_them() -> None:
+            for rid in list(self.engine.requests):
+                self.engine.abort(rid)
+
+        return all_of_them
 
     def flush(self) -> Any:
         return self.engine.flush
@@ -192,6 +259,8 @@ class ReferenceScheduler(OwnScheduler):
                 if launch is not None:
                     rids = tuple(request.rid for request in launch.requests)
                     self.seen.launches.append(Launch(iteration, launch.kind, rids))
+                self.seen.noted += [Noted(record, iteration) for record in self.device.noted]
+                self.device.noted.clear()
                 iteration += 1
 
     @property
