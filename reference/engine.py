@@ -25,7 +25,18 @@ device's, `Device.seq_lens`. Two things follow:
   What the launch wrote lies in slots that nobody owns by then, or that a later launch writes before it reads them.
 
 **Retraction.** When a step needs more pages than are free, the youngest request gives all of its slots back and waits
-again. What its user has been told stays, and is prefilled behind its prompt.
+again. What its user has been told stays, and is prefilled behind its prompt. A request of a lower priority gives way in
+the same way to one that waits.
+
+**Sliding windows.** Half of the layers may read the last `Config.window` positions alone. Their KV has a smaller pool
+of its own: a page of the big pool has a *window page* beside it as long as somebody's window reaches it
+(`Device.window_pages`). A prefix of which the last positions have no window page any more cannot be shared from there.
+
+**Sessions.** The next turn of a session goes on where the turn before ended. Between the two the session is who has the
+row and its slots.
+
+**Grammars.** What may follow a draft depends on the tokens before it. So the results of the launch before are read
+first where some request has a grammar.
 
 The states of a request, and what leads from one to the next:
 
@@ -39,8 +50,9 @@ This package imports torch and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 import torch
@@ -53,13 +65,21 @@ from specsim.reference.drafting import (
     select_top_k_tokens_first,
     select_top_k_tokens_next,
 )
+from specsim.reference.grammar import Grammar, tree_masks
 from specsim.reference.kv import alloc_extend, alloc_len_per_decode, get_last_loc, move_kv
 from specsim.reference.logits import EXACT
-from specsim.reference.sequential import GREEDY_TEMPERATURE, SamplingParams, draw, finish_of, next_token_law
+from specsim.reference.sequential import (
+    GREEDY_TEMPERATURE,
+    SamplingParams,
+    draw,
+    finish_of,
+    next_token_law,
+    next_token_logprobs,
+)
 from specsim.reference.tree import build_tree
 from specsim.reference.verify_logits import VerifiedStep, verify_logits_greedy, verify_logits_sampled
 
-__all__ = ["Config", "Device", "Engine", "Launch", "Model", "Request", "State"]
+__all__ = ["Config", "Device", "Engine", "Launch", "Model", "Request", "Session", "State"]
 
 QLEN_ONLY = 1
 NOTHING = -1
@@ -94,8 +114,10 @@ class Model(Protocol):
         """KV of a token behind a prefix of that state; the first of the two is the state of the longer prefix."""
         ...
 
-    def state(self, rows: Sequence[Sequence[int]]) -> int:
-        """What attention makes of the KV of a prefix [tokens, 2], in the order in which it was read."""
+    def state(self, rows: Sequence[Sequence[int]], near: Sequence[Sequence[int]] | None = None) -> int:
+        """What attention makes of the KV of a prefix [tokens, 2], in the order in which it was read, and of that which
+        layers with a sliding window have of its last tokens; None without such layers.
+        """
         ...
 
     def logits(self, states: Sequence[int]) -> Tensor:
@@ -121,6 +143,9 @@ class Config:
     overlap           whether a step is planned before the results of the one before are read
     reserve           how much of the answers to come admission leaves room for, 0 to 1
     caches            whether requests share prefixes
+    mixed             whether those that run decode one token each, without drafts, beside a prefill
+    window            positions that half of the layers read, the one at hand among them; 0 for no such layers
+    window_slots      of these layers' pool, a multiple of page_size, beside a page of padding at its beginning
     """
 
     page_size: int = 1
@@ -134,33 +159,73 @@ class Config:
     overlap: bool = True
     reserve: float = 1.0
     caches: bool = True
+    mixed: bool = False
+    window: int = 0
+    window_slots: int = 0
 
     @property
     def reach(self) -> int:
         """Positions behind a request's length that its next step may touch."""
         return alloc_len_per_decode(self.num_steps, self.topk, self.num_draft_tokens, self.page_size)
 
+    def window_start(self, length: int) -> int:
+        """The first position that a token behind so many reads through the window."""
+        return max(0, length - self.window + 1) if self.window else 0
 
-@dataclass(slots=True)
-class Request:
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Holder:
+    """Who has a row of req_to_token, and the slots in it from `shared` on.
+
+    row          -1 for none
+    length       positions whose KV is computed, as far as the host knows
+    allocated    positions that have a slot
+    shared       positions whose slots are the prefix cache's
+    node         of the cache, up to which it reads; locked
+    window_from  the first page that has a window page for it
     """
-    length     positions whose KV is computed, as far as the host knows
-    allocated  positions that have a slot
-    row        of req_to_token, -1 for none
-    shared     positions whose slots are the prefix cache's
-    node       of the cache, up to which it reads; locked
+
+    row: int = -1
+    length: int = 0
+    allocated: int = 0
+    shared: int = 0
+    node: Node | None = None
+    window_from: int = 0
+
+    def take_over(self, giver: Holder) -> None:
+        for one in fields(Holder):
+            setattr(self, one.name, getattr(giver, one.name))
+            setattr(giver, one.name, one.default)
+
+
+@dataclass(slots=True, eq=False)
+class Session(Holder):
+    """A row whose next turn is to come: `text` is what its user has sent and been told so far."""
+
+    text: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Request(Holder):
+    """
+    prompt    of a turn of a session all that comes before its answer
+    priority  those with a higher one run first
+    ready_at  the step at which its grammar is compiled
+    number    in the order of arrival
+    logprobs  of each output, of the whole vocabulary, if they are asked for
     """
 
     rid: str
     prompt: tuple[int, ...]
     params: SamplingParams
+    session: str = ""
+    priority: int = 0
+    grammar: Grammar | None = None
+    ready_at: int = 0
+    number: int = 0
     outputs: list[int] = field(default_factory=list)
+    logprobs: list[Tensor] = field(default_factory=list)
     state: State = State.WAITING
-    length: int = 0
-    allocated: int = 0
-    row: int = -1
-    shared: int = 0
-    node: Node | None = None
     reason: str = ""
     matched: int | str | None = None
     launched: int = 0
@@ -176,13 +241,19 @@ class Request:
 
 
 class Launch(NamedTuple):
-    """A launch in flight: of each request how many tokens it brings, and which; of a prefill that is not the last of
-    its request none.
+    """A launch in flight.
+
+    kind       "extend" or "decode"
+    tokens     that it brings, request by request: none of a prefill that is not the last one of its request
+    logits     that these are of, each [tokens, vocab_size]
+    prefilled  of the requests the first so many are prefilled, the others decode
     """
 
     kind: str
     requests: tuple[Request, ...]
     tokens: list[list[int]]
+    logits: list[Tensor]
+    prefilled: int = 0
 
 
 @dataclass(slots=True)
@@ -194,6 +265,7 @@ class Node:
     parent: Node | None
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
     locks: int = 0
+    window_locks: int = 0
     used: int = 0
 
     def path(self) -> list[Node]:
@@ -255,16 +327,25 @@ class PrefixCache:
     def evict(self, count: int) -> list[int]:
         """The slots of pages that nobody reads, those first that were not used for longest, until there are `count`."""
         freed: list[int] = []
-        while len(freed) < count:
-            leaves = [node for node in self.nodes() if not node.children and not node.locks]
-            if not leaves:
-                break
-            oldest = min(leaves, key=lambda node: node.used)
-            assert oldest.parent is not None
-            del oldest.parent.children[oldest.tokens]
-            self.evictable -= len(oldest.slots)
-            freed += oldest.slots
+        leaves = [(node.used, node) for node in self.nodes() if self._can_go(node)]
+        heapify(leaves)
+        while leaves and len(freed) < count:
+            _used, node = heappop(leaves)
+            assert node.parent is not None
+            del node.parent.children[node.tokens]
+            self.evictable -= len(node.slots)
+            freed += node.slots
+            if self._can_go(node.parent):
+                heappush(leaves, (node.parent.used, node.parent))
         return freed
+
+    def _can_go(self, node: Node) -> bool:
+        return node is not self.root and not node.children and not node.locks
+
+    def evict_window(self, has_window: Callable[[Node], bool]) -> Node | None:
+        """The page whose window page nobody reads and that was not used for longest."""
+        nodes = [node for node in self.nodes() if not node.window_locks and has_window(node)]
+        return min(nodes, key=lambda node: node.used, default=None)
 
     def nodes(self) -> Iterator[Node]:
         stack = list(self.root.children.values())
@@ -283,6 +364,8 @@ class Device:
     """What the GPU has: KV, the page table, and of each row the length and the bonus token as they are now.
 
     kv, draft_kv  [slots, 2] int64 of the target and of the draft model, by the same slots
+    window_kv     [window slots, 2] int64 of those layers of the target that have a sliding window
+    window_pages  [pages] int64: the window page of each page, 0 for none
     counts        [rows, vocab_size] int32: how often each token was said, the bonus token too
     """
 
@@ -292,6 +375,8 @@ class Device:
         width = config.context + config.reach + 2 * (config.num_steps + 1)
         self.kv = torch.full((slots, 2), NOTHING)
         self.draft_kv = torch.full((slots, 2), NOTHING)
+        self.window_kv = torch.full((config.window_slots + config.page_size, 2), NOTHING)
+        self.window_pages = torch.zeros(slots // config.page_size, dtype=torch.int64)
         self.req_to_token = torch.zeros((config.rows, width), dtype=torch.int32)
         self.seq_lens = torch.zeros(config.rows, dtype=torch.int64)
         self.bonus = torch.zeros(config.rows, dtype=torch.int64)
@@ -303,16 +388,35 @@ class Device:
         """
         states = []
         for row, start, chunk in zip(rows, starts, chunks, strict=True):
-            slots = self.req_to_token[row, : start + len(chunk)].to(torch.int64)
-            state = self.model.state(self.kv[slots[:start]].tolist())
+            slots = self.req_to_token[row, start : start + len(chunk)].to(torch.int64)
+            state = self._prefix(row, start)
             made = []
             for token in chunk:
                 made.append(self.model.kv(state, token))
                 state = made[-1][0]
-            self.kv[slots[start:]] = self.draft_kv[slots[start:]] = torch.tensor(made).view(-1, 2)
+            self._write(slots, torch.tensor(made).view(-1, 2))
+            self.draft_kv[slots] = self.kv[slots]
             self.seq_lens[row] = start + len(chunk)
             states.append(state)
         return self.model.logits(states)
+
+    def _prefix(self, row: int, length: int) -> int:
+        """What the target reads of the first positions of a row."""
+        slots = self.req_to_token[row, :length].to(torch.int64)
+        near = None
+        if self.config.window:
+            near = self.window_kv[self.window_slots(slots[self.config.window_start(length) :])].tolist()
+        return self.model.state(self.kv[slots].tolist(), near)
+
+    def _write(self, slots: Tensor, kv: Tensor) -> None:
+        self.kv[slots] = kv
+        if self.config.window:
+            self.window_kv[self.window_slots(slots)] = kv
+
+    def window_slots(self, slots: Tensor) -> Tensor:
+        """Where KV of these slots lies in the pool of the layers with a window; slot 0 and what follows is padding."""
+        page = self.config.page_size
+        return self.window_pages[slots // page] * page + slots % page
 
     def begin(self, row: int, said: Sequence[int]) -> None:
         """A prefill is done: what was said so far, of which the last token is the root of the next tree."""
@@ -320,14 +424,46 @@ class Device:
         self.counts[row] = torch.bincount(torch.tensor(said), minlength=self.model.vocab_size)
 
     def decode(
-        self, rows: Sequence[int], ranks: Sequence[Sequence[int]], params: Sequence[SamplingParams]
-    ) -> list[list[int]]:
-        """A step: draft, verify, keep. `ranks` say how right the draft model is, step by step. Returns the tokens of
-        each request: the accepted drafts, and the next bonus token.
+        self,
+        rows: Sequence[int],
+        ranks: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        grammars: Sequence[Grammar | None],
+    ) -> tuple[list[list[int]], list[Tensor]]:
+        """A step: draft, verify, keep. `ranks` say how right the draft model is, step by step; without any there are no
+        drafts. Returns the tokens of each request, which are the accepted drafts and the next bonus token, and the
+        logits [tokens, vocab_size] that each is of.
         """
-        config = self.config
         where = torch.tensor(rows)
         lens, bonus = self.seq_lens[where], self.bonus[where]
+        candidates, mask, links = self._tree(rows, lens, bonus, ranks)
+        num_steps, ndt = len(ranks[0]), candidates.shape[1]
+        slots = assign_extend_cache_locs(where, self.req_to_token, lens, lens + ndt)
+        logits = self._forward(rows, lens.tolist(), candidates.tolist(), mask, slots, grammars)
+        if all(is_plain(one) for one in params):
+            step = verify_logits_greedy(logits, candidates, *links, lens, slots, num_steps)
+        else:
+            step = self._verify_sampled(logits, candidates, links, where, params, lens, slots, num_steps)
+        target, source = step.target.flatten(), step.source.flatten()
+        move_kv(self.kv, target, source)
+        if self.config.window:
+            move_kv(self.window_kv, self.window_slots(target), self.window_slots(source))
+        self.bonus[where], self.seq_lens[where] = step.bonus_tokens.to(torch.int64), step.new_seq_lens
+        self._extend_draft(slots, step.accept_lens)
+        counts = step.accept_lens.tolist()
+        said = [tokens[:count] for tokens, count in zip(step.accept_tokens.tolist(), counts, strict=True)]
+        for row, tokens in zip(rows, said, strict=True):
+            self.counts[row] += torch.bincount(torch.tensor(tokens), minlength=self.model.vocab_size)
+        return said, [logits[path[:count].long()] for path, count in zip(step.accept_index, counts, strict=True)]
+
+    def _tree(
+        self, rows: Sequence[int], lens: Tensor, bonus: Tensor, ranks: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """(candidates [bs, ndt], mask of who sees whom [bs * ndt * ndt], links) of the trees below the bonus tokens."""
+        config, bs = self.config, len(rows)
+        if not ranks[0]:
+            nobody = torch.full((bs, 1), -1)
+            return bonus[:, None], torch.ones(bs, dtype=torch.bool), (torch.arange(bs)[:, None], nobody, nobody)
         drafts = self._draft(rows, lens.tolist(), bonus.tolist(), ranks)
         tree = build_tree(
             drafts.parent_list,
@@ -338,23 +474,12 @@ class Device:
             config.num_draft_tokens,
             QLEN_ONLY,
         )
-        candidates = torch.cat([bonus[:, None], drafts.draft_tokens], 1)  # [bs, num_draft_tokens]
-        slots = assign_extend_cache_locs(where, self.req_to_token, lens, lens + config.num_draft_tokens)
-        logits = self._forward(rows, lens.tolist(), candidates.tolist(), tree.tree_mask, slots)
-        links = (tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling)
-        if all(is_plain(one) for one in params):
-            step = verify_logits_greedy(logits, candidates, *links, lens, slots, config.num_steps)
-        else:
-            step = self._verify_sampled(logits, candidates, links, where, params, lens, slots)
-        move_kv(self.kv, step.target.flatten(), step.source.flatten())
-        self.bonus[where], self.seq_lens[where] = step.bonus_tokens.to(torch.int64), step.new_seq_lens
-        self._extend_draft(slots, step.accept_lens)
-        said = [
-            tokens[:count] for tokens, count in zip(step.accept_tokens.tolist(), step.accept_lens.tolist(), strict=True)
-        ]
-        for row, tokens in zip(rows, said, strict=True):
-            self.counts[row] += torch.bincount(torch.tensor(tokens), minlength=self.model.vocab_size)
-        return said
+        candidates = torch.cat([bonus[:, None], drafts.draft_tokens], 1)
+        return (
+            candidates,
+            tree.tree_mask,
+            (tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling),
+        )
 
     def _verify_sampled(
         self,
@@ -365,6 +490,7 @@ class Device:
         params: Sequence[SamplingParams],
         lens: Tensor,
         slots: Tensor,
+        num_steps: int,
     ) -> VerifiedStep:
         """A verification with penalties, biases and temperatures. Penalties count the path to each node, as decoding
         token by token does. A greedy request is one of top-k 1.
@@ -413,7 +539,7 @@ class Device:
             threshold_acc=1.0,
             seq_lens=lens,
             out_cache_loc=slots,
-            num_steps=self.config.num_steps,
+            num_steps=num_steps,
             law=EXACT,
         )
 
@@ -444,29 +570,42 @@ class Device:
         )
 
     def _forward(
-        self, rows: Sequence[int], lens: list[int], candidates: list[list[int]], mask: Tensor, slots: Tensor
+        self,
+        rows: Sequence[int],
+        lens: list[int],
+        candidates: list[list[int]],
+        mask: Tensor,
+        slots: Tensor,
+        grammars: Sequence[Grammar | None],
     ) -> Tensor:
-        """The target model over all nodes: logits [bs * ndt, vocab_size]. Their KV is written. A node attends to the
-        request's prefix and to its own ancestors, which the mask has.
+        """The target model over all nodes: logits [bs * ndt, vocab_size], -inf where a grammar forbids a token. Their
+        KV is written. A node attends to the request's prefix and to its own ancestors, which the mask has.
         """
-        ndt = self.config.num_draft_tokens
-        visible = mask.view(len(rows), ndt, ndt).tolist()
+        bs, ndt = len(rows), len(candidates[0])
+        visible = mask.view(bs, ndt, ndt).tolist()
         made: list[tuple[int, int]] = []
+        parents: list[list[int]] = []
         for number, (row, length) in enumerate(zip(rows, lens, strict=True)):
-            prefix = self.kv[self.req_to_token[row, :length].to(torch.int64)].tolist()
-            root = self.model.state(prefix)
+            root = self._prefix(row, length)
             states: list[int] = []
+            parents.append([])
             for node in range(ndt):
-                ancestors = [at for at in range(node) if visible[number][node][at]]
-                before = states[ancestors[-1]] if ancestors else root
-                made.append(self.model.kv(before, candidates[number][node]))
+                parent = max((at for at in range(node) if visible[number][node][at]), default=-1)
+                made.append(self.model.kv(states[parent] if parent >= 0 else root, candidates[number][node]))
                 states.append(made[-1][0])
-        self.kv[slots] = torch.tensor(made)
-        return self.model.logits([state for state, _before in made])
+                parents[-1].append(parent)
+        self._write(slots, torch.tensor(made))
+        logits = self.model.logits([state for state, _before in made])
+        for number, grammar in enumerate(grammars):
+            if grammar is not None:
+                allowed = tree_masks(grammar, candidates[number], parents[number])
+                logits[number * ndt : (number + 1) * ndt].masked_fill_(~allowed, -torch.inf)
+        return logits
 
     def _extend_draft(self, slots: Tensor, accept_lens: Tensor) -> None:
         """The draft model computes its own KV of what was accepted, from the target's hidden states."""
-        accepted = (torch.arange(self.config.num_draft_tokens) < accept_lens[:, None]).flatten()  # [bs * ndt]
+        nodes = torch.arange(len(slots) // len(accept_lens))
+        accepted = (nodes < accept_lens[:, None]).flatten()  # [bs * ndt]
         self.draft_kv[slots[accepted]] = self.kv[slots[accepted]]
 
 
@@ -493,7 +632,9 @@ class Engine:
         self.cache = PrefixCache(config.page_size)
         pages = config.slots // config.page_size
         self.free_pages = list(range(1, pages + 1))  # page 0 is for padding
+        self.free_window_pages = list(range(1, config.window_slots // config.page_size + 1))
         self.free_rows = list(range(config.rows))
+        self.sessions: dict[str, Session] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.chunked: Request | None = None
@@ -506,14 +647,25 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         assert request.rid not in self.requests
+        if request.session:
+            request.prompt = (*self.sessions[request.session].text, *request.prompt)
+        request.number = len(self.requests)
         self.requests[request.rid] = request
-        self.waiting.append(request)
+        self._wait(request)
 
     def abort(self, rid: str) -> None:
         """Its user wants no more of a request. It ends at once, and a launch of it that is in flight is nobody's."""
         request = self.requests.get(rid)
         if request is not None and request.state is not State.ENDED:
             self._end(request, "abort")
+
+    def open(self, session: str) -> None:
+        assert session not in self.sessions
+        self.sessions[session] = Session()
+
+    def close(self, session: str) -> None:
+        """Nothing is kept for a next turn. One that runs goes on to its end."""
+        self._release_idle(self.sessions.pop(session))
 
     def flush(self) -> bool:
         """Forget the prefix cache; only where nothing waits or runs."""
@@ -541,6 +693,8 @@ class Engine:
         self.steps += 1
         launch = None
         if not self.is_paused:
+            if any(request.grammar is not None for request in self.running):
+                self._settle()
             batch = self._admit()
             launch = (self._prefill(batch) if batch else None) or self._decode(ranks)
         if self.config.overlap:
@@ -563,35 +717,91 @@ class Engine:
         """The requests of the next prefill: the one that is prefilled in chunks first, then those that wait and fit."""
         batch = [self.chunked] if self.chunked else []
         room = self.config.chunk - sum(len(request.text) - request.length for request in batch)
-        later = sum(self._still_to_come(request) for request in self.running)
-        while self.waiting and room > 0 and self.free_rows:
-            request = self.waiting[0]
-            node = self.cache.match(request.text[:-1]) if self.config.caches else self.cache.root
-            path = node.path()
-            self.cache.lock(node, +1)
-            shared = len(path) * self.config.page_size
-            wanted = len(request.text) - shared + self._still_to_come(request)
-            if self.available < wanted + later + self.config.page_size and (self.running or batch):
-                self.cache.lock(node, -1)
+        for request in [one for one in self.waiting if one.ready_at <= self.steps]:
+            while room > 0 and not (fits := self._fits(request, batch)) and (other := self._gives_way(request)):
+                self._retract(other)
+            if room <= 0 or not fits:
                 break
-            later += wanted
-            self.waiting.pop(0)
-            self._seat(request, node, [slot for one in path for slot in one.slots])
+            self.waiting.remove(request)
+            request.become(State.PREFILLING)
+            session = self.sessions.get(request.session)
+            if session is not None and session.row >= 0:
+                request.take_over(session)
+            else:
+                self._seat(request, self._match(request))
             batch.append(request)
-            room -= len(request.text) - shared
+            room -= len(request.text) - request.length
         return batch
+
+    def _fits(self, request: Request, batch: Sequence[Request]) -> bool:
+        """Whether a request that waits can be prefilled now, beside all that is still to come of the others."""
+        session = self.sessions.get(request.session)
+        node, shared = self.cache.root, 0
+        if session is not None and session.row >= 0:
+            shared = session.allocated
+        elif self.free_rows or self._idle_session():
+            node = self._match(request)
+            shared = len(node.path()) * self.config.page_size
+        else:
+            return False
+        others = [*self.running, *batch]
+        later = sum(len(one.text) - one.length + self._still_to_come(one) for one in others)
+        wanted = len(request.text) - shared + self._still_to_come(request) + self.config.page_size
+        self.cache.lock(node, +1)  # what it would share cannot be evicted for it
+        fits = self.available >= wanted + later
+        self.cache.lock(node, -1)
+        return fits or not others
+
+    def _gives_way(self, request: Request) -> Request | None:
+        """Of those that run the youngest one of the lowest priority, if that is lower than this request's."""
+        lowest = min(self.running, key=lambda one: (one.priority, -one.number), default=None)
+        return lowest if lowest is not None and lowest.priority < request.priority else None
+
+    def _wait(self, request: Request) -> None:
+        """The most urgent request first, then the one that came first."""
+        self.waiting.append(request)
+        self.waiting.sort(key=lambda one: (-one.priority, one.number))
+
+    def _match(self, request: Request) -> Node:
+        """The prefix that a request can share: the longest one whose last positions have window pages."""
+        path = self.cache.match(request.text[:-1]).path() if self.config.caches else []
+        while path and self.config.window:
+            first = self.config.window_start(len(path) * self.config.page_size) // self.config.page_size
+            if all(map(self._has_window, path[first:])):
+                break
+            path.pop()
+        return path[-1] if path else self.cache.root
 
     def _still_to_come(self, request: Request) -> int:
         """Slots that admission leaves for the rest of a request's answer."""
         left = request.params.max_new_tokens - len(request.outputs)
-        return int(left * self.config.reserve) + 2 * self.config.reach + self.config.page_size
+        return int(left * self.config.reserve) + self.config.num_steps + 1 + self.config.reach + self.config.page_size
 
-    def _seat(self, request: Request, node: Node, slots: list[int]) -> None:
+    def _seat(self, request: Request, node: Node) -> None:
         """Give a request a row, which begins with what it shares."""
-        request.become(State.PREFILLING)
-        request.row, request.node = self.free_rows.pop(0), node
-        request.length = request.allocated = request.shared = len(slots)
-        self.device.req_to_token[request.row, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
+        slots = [slot for one in node.path() for slot in one.slots]
+        if not self.free_rows and (idle := self._idle_session()):
+            self._release_idle(idle)
+        request.row = self.free_rows.pop(0)
+        request.length = request.allocated = len(slots)
+        request.window_from = self.config.window_start(len(slots)) // self.config.page_size
+        self._read_from(request, node)
+
+    def _read_from(self, holder: Holder, node: Node) -> None:
+        """Have the first slots of a row be the cache's, up to a node, which is locked."""
+        path = node.path()
+        slots = [slot for one in path for slot in one.slots]
+        self.device.req_to_token[holder.row, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
+        self._lock(holder, node, +1)
+        if holder.node is not None:
+            self._lock(holder, holder.node, -1)
+        holder.node, holder.shared = node, len(slots)
+
+    def _lock(self, holder: Holder, node: Node, by: int) -> None:
+        """Lock the pages up to a node, and of those in reach of the holder's window the window pages."""
+        self.cache.lock(node, by)
+        for one in node.path()[holder.window_from :]:
+            one.window_locks += by
 
     def _prefill(self, batch: list[Request]) -> Launch | None:
         """Launch a prefill of at most `chunk` tokens; a request that is not done with it is the chunked one."""
@@ -613,31 +823,41 @@ class Engine:
             self.chunked = None if done[-1] else request
         if not requests:
             return None
+        beside, beside_said, beside_logits = self._decode_beside()
         logits = self.device.prefill(rows, starts, chunks)
         said: list[list[int]] = []
         for request, is_done, after in zip(requests, done, logits, strict=True):
             said.append([])
             if is_done:
-                said[-1].append(draw(next_token_law(after, request.outputs, request.prompt, request.params), 0.0))
+                if request.grammar is not None:
+                    after.masked_fill_(~request.grammar.allowed(), -torch.inf)
+                law = next_token_law(after, request.outputs, request.prompt, request.params)
+                said[-1].append(draw(law, 0.0))
                 self.device.begin(request.row, [*request.outputs, *said[-1]])
                 request.become(State.RUNNING)
                 self.running.append(request)
                 self._share(request)
-        return Launch("extend", tuple(requests), said)
+        both = (*requests, *beside)
+        return Launch("extend", both, [*said, *beside_said], [*logits[:, None], *beside_logits], len(requests))
 
     def _share(self, request: Request) -> None:
         """Hand the whole pages of a prefilled text to the cache, and read them there from now on."""
-        if not self.config.caches:
-            return
-        slots = self.device.req_to_token[request.row, : request.length].tolist()
-        node, unused = self.cache.insert(request.text[: request.length], slots)
-        shared = [slot for one in node.path() for slot in one.slots]
-        self.device.req_to_token[request.row, : len(shared)] = torch.tensor(shared, dtype=torch.int32)
-        self.cache.lock(node, +1)
-        if request.node is not None:
-            self.cache.lock(request.node, -1)
-        request.node, request.shared = node, len(shared)
+        if self.config.caches:
+            slots = self.device.req_to_token[request.row, : request.length].tolist()
+            self._read_from(request, self._insert(request.text[: request.length], slots))
+
+    def _insert(self, tokens: Sequence[int], slots: Sequence[int]) -> Node:
+        """Hand the slots of the whole pages of a text to the cache. A page that it has already is freed; a window page
+        that its own has not is kept.
+        """
+        page, pages = self.config.page_size, self.device.window_pages
+        node, unused = self.cache.insert(tokens, slots)
+        for number, one in enumerate(node.path()):
+            own, cached = slots[number * page] // page, one.slots[0] // page
+            if own != cached and not pages[cached]:
+                pages[cached], pages[own] = pages[own].clone(), 0
         self._free(unused)
+        return node
 
     # ---- decoding
 
@@ -651,16 +871,28 @@ class Engine:
     def _decode(self, ranks: RanksOf) -> Launch | None:
         """Launch a step of all that run; the youngest gives way where pages are short."""
         while self.running and not self._grow(self.running, [self.slots_needed(request) for request in self.running]):
-            self._retract(self.running[-1])
+            self._retract(max(self.running, key=lambda one: (-one.priority, one.number)))
         if not self.running:
             return None
         requests = tuple(self.running)
         how = [[ranks(request, step) for step in range(self.config.num_steps)] for request in requests]
-        rows, params = [request.row for request in requests], [request.params for request in requests]
-        tokens = self.device.decode(rows, how, params)
+        return Launch("decode", requests, *self._launch(requests, how))
+
+    def _decode_beside(self) -> tuple[Sequence[Request], list[list[int]], list[Tensor]]:
+        """A token of each that runs, beside a prefill; of nobody where pages are short."""
+        running = tuple(self.running) if self.config.mixed else ()
+        ends = [self.slots_needed(request) - self.config.reach + 1 for request in running]
+        if not running or not self._grow(running, ends):
+            return (), [], []
+        return running, *self._launch(running, [[] for _ in running])
+
+    def _launch(
+        self, requests: Sequence[Request], ranks: Sequence[Sequence[int]]
+    ) -> tuple[list[list[int]], list[Tensor]]:
         for request in requests:
             request.launched += 1
-        return Launch("decode", requests, tokens)
+        rows, params = [request.row for request in requests], [request.params for request in requests]
+        return self.device.decode(rows, ranks, params, [request.grammar for request in requests])
 
     # ---- slots
 
@@ -676,15 +908,17 @@ class Engine:
         pages = sum(
             -(-end // page) - -(-request.allocated // page) for request, end in zip(requests, ends, strict=True)
         )
-        missing = pages - len(self.free_pages)
-        if missing > 0:
-            self._free(self.cache.evict(missing * page))
-        if pages > len(self.free_pages):
+        for request in requests:
+            self._leave_window(request)
+        if not self._make_free(pages):
             return False
         rows = torch.tensor([request.row for request in requests])
         begin = torch.tensor([request.allocated for request in requests])
         last = get_last_loc(self.device.req_to_token, rows, begin)
         slots = alloc_extend(begin, torch.tensor(ends), last, torch.tensor(self.free_pages, dtype=torch.int64), page)
+        if self.config.window and pages:
+            self.device.window_pages[self.free_pages[:pages]] = torch.tensor(self.free_window_pages[:pages])
+            del self.free_window_pages[:pages]
         del self.free_pages[:pages]
         first = 0
         for request, end in zip(requests, ends, strict=True):
@@ -695,6 +929,51 @@ class Engine:
             first += count
             request.allocated = end
         return True
+
+    def _make_free(self, pages: int) -> bool:
+        """Evict from the cache, then take from sessions between two turns, until so many pages are free; whether they
+        are.
+        """
+        if pages > len(self.free_pages):
+            self._free(self.cache.evict((pages - len(self.free_pages)) * self.config.page_size))
+        while self.config.window and pages > len(self.free_window_pages):
+            node = self.cache.evict_window(self._has_window)
+            if node is None:
+                break
+            self._free_window(node.slots[0] // self.config.page_size)
+        short = pages > len(self.free_pages) or (self.config.window > 0 and pages > len(self.free_window_pages))
+        idle = self._idle_session()
+        if short and idle is not None:
+            self._release_idle(idle)
+            return self._make_free(pages)
+        return not short
+
+    def _leave_window(self, holder: Holder) -> None:
+        """Give back the window pages that nothing of a request will read any more: its own are free, those of the cache
+        may be evicted.
+        """
+        if not self.config.window or holder.row < 0:
+            return
+        page = self.config.page_size
+        first = self.config.window_start(holder.length) // page
+        path = holder.node.path() if holder.node is not None else []
+        slots = self.device.req_to_token[holder.row, : first * page : page].tolist()
+        for number in range(holder.window_from, first):
+            if number < len(path):
+                path[number].window_locks -= 1
+            else:
+                self._free_window(slots[number] // page)
+        holder.window_from = max(first, holder.window_from)
+
+    def _has_window(self, node: Node) -> bool:
+        return bool(self.device.window_pages[node.slots[0] // self.config.page_size])
+
+    def _free_window(self, page: int) -> None:
+        """Give back a page's window page, if it has one."""
+        pages = self.device.window_pages
+        if pages[page]:
+            self.free_window_pages.append(int(pages[page]))
+            pages[page] = 0
 
     def owners(self) -> dict[int, str]:
         """Who owns each page: "free", "cache", or a request. AssertionError where one has two owners or none, or where
@@ -710,76 +989,119 @@ class Engine:
 
         for node in self.cache.nodes():
             owned(node.slots[0] // page, "cache")
-        for request in self.requests.values():
-            if request.row >= 0:
-                slots = self.device.req_to_token[request.row, : request.allocated].tolist()
-                assert all(owners.get(slot // page) == "cache" for slot in slots[: request.shared]), request.rid
-                for number in sorted({slot // page for slot in slots[request.shared :]}):
-                    owned(number, request.rid)
+        for name, holder in [*self.requests.items(), *self.sessions.items()]:
+            if holder.row >= 0:
+                slots = self.device.req_to_token[holder.row, : holder.allocated].tolist()
+                assert all(owners.get(slot // page) == "cache" for slot in slots[: holder.shared]), name
+                for number in sorted({slot // page for slot in slots[holder.shared :]}):
+                    owned(number, name)
+                if self.config.window:
+                    near = self.device.window_pages[[slot // page for slot in slots[holder.window_from * page :]]]
+                    assert near.all(), f"{name} reads through a window that it does not have"
         assert len(owners) == self.config.slots // page, "a page is nobody's"
+        windows = [*self.free_window_pages, *self.device.window_pages[self.device.window_pages > 0].tolist()]
+        assert sorted(windows) == list(range(1, self.config.window_slots // page + 1)), "a window page is lost"
+        assert not self.device.window_pages[self.free_pages].any(), "a free page has a window page"
         return owners
 
     def _free(self, slots: Sequence[int]) -> None:
         """Give whole pages back."""
         pages = sorted({slot // self.config.page_size for slot in slots})
         assert not set(pages) & set(self.free_pages), "a page is freed twice"
+        for page in pages:
+            self._free_window(page)
         self.free_pages = sorted([*self.free_pages, *pages])
 
     # ---- results, and ends
 
     def _read(self, launch: Launch) -> None:
         """Take the tokens of a launch, but for requests that have ended or wait again."""
-        for request, tokens in zip(launch.requests, launch.tokens, strict=True):
-            if launch.kind == "decode":
-                request.launched -= 1
+        for number, (request, tokens) in enumerate(zip(launch.requests, launch.tokens, strict=True)):
+            has_decoded = number >= launch.prefilled
+            request.launched -= has_decoded
             if request.state is not State.RUNNING or not tokens:
                 continue
-            if launch.kind == "decode":
-                request.length += len(tokens)
-            for token in tokens:
+            request.length += has_decoded * len(tokens)
+            for token, logits in zip(tokens, launch.logits[number], strict=True):
+                params, grammar = request.params, request.grammar
+                if params.return_logprob:
+                    request.logprobs.append(next_token_logprobs(logits, request.outputs, request.prompt, params))
                 request.outputs.append(token)
-                params = request.params
-                end = finish_of(request.outputs, params, params.max_new_tokens, detokenize=self.detokenize)
+                if grammar is not None:
+                    grammar.accept(token)
+                cap = params.max_new_tokens
+                end = finish_of(request.outputs, params, cap, grammar=grammar, detokenize=self.detokenize)
                 if end is not None:
                     request.matched = end.matched
                     self._end(request, end.finish_reason)
                     break
 
     def _end(self, request: Request, reason: str) -> None:
-        """An end: what is computed of its text goes to the cache, what it has beside that is free."""
+        """An end: what is computed of its text goes to the cache or to its session, what it has beside that is free."""
         request.reason = reason
+        session = self.sessions.get(request.session)
+        if session is not None and reason != "abort":
+            session.text = tuple(request.text)
         if request.row >= 0:
             known = request.text[: max(0, len(request.text) - 1)]
-            computed = min(request.length, len(known)) if request.state is State.PREFILLING else len(known)
-            self._release(request, known[:computed])
+            computed = len(known) if request.state is State.RUNNING else min(request.length, len(known))
+            if session is None:
+                self._release(request, known[:computed])
+            else:
+                self._keep(request, session, min(computed, len(session.text)))
         if request in self.waiting:
             self.waiting.remove(request)
         request.become(State.ENDED)
 
+    def _keep(self, request: Request, session: Session, length: int) -> None:
+        """A session keeps of its turn what the next one begins with, and its row."""
+        page = self.config.page_size
+        if length < request.shared or self.config.window_start(length) // page < request.window_from:
+            self._release(request, [])
+            return
+        slots = self.device.req_to_token[request.row, : request.allocated].tolist()
+        self._free(slots[-(-length // page) * page :])
+        self._leave(request)
+        request.length = request.allocated = length
+        session.take_over(request)
+
+    def _idle_session(self) -> Session | None:
+        """One between two turns that has KV."""
+        return next((session for session in self.sessions.values() if session.row >= 0), None)
+
+    def _release_idle(self, session: Session) -> None:
+        """Give back what a session has between two turns."""
+        if session.row >= 0:
+            self._release(session, session.text[: session.length])
+            session.length = session.allocated = session.shared = 0
+
     def _retract(self, request: Request) -> None:
-        """All of its slots are given back; it waits at the front of the queue."""
+        """All of its slots are given back; it waits again."""
         self._release(request, [])
         request.become(State.WAITING)
         request.length = request.allocated = request.shared = 0
-        self.waiting.insert(0, request)
+        self._wait(request)
 
-    def _release(self, request: Request, kept: Sequence[int]) -> None:
-        """Give back a request's row and slots; the whole pages of the text `kept` go to the cache."""
-        slots = self.device.req_to_token[request.row, : request.allocated].tolist()
-        shared, page = request.shared, self.config.page_size
+    def _release(self, holder: Holder, kept: Sequence[int]) -> None:
+        """Give back a row and its slots; the whole pages of the text `kept` go to the cache."""
+        slots = self.device.req_to_token[holder.row, : holder.allocated].tolist()
+        shared, page = holder.shared, self.config.page_size
         taken = 0
         if self.config.caches and len(kept) >= shared:
             taken = len(kept) // page * page
-            _node, unused = self.cache.insert(kept[:taken], slots[:taken])
-            self._free(unused)
+            self._insert(kept[:taken], slots[:taken])
         self._free(slots[max(taken, shared) :])
-        if request.node is not None:
-            self.cache.lock(request.node, -1)
-        self.free_rows = sorted([*self.free_rows, request.row])
-        request.row, request.node = -1, None
-        if request in self.running:
-            self.running.remove(request)
-        if self.chunked is request:
+        if holder.node is not None:
+            self._lock(holder, holder.node, -1)
+        self.free_rows = sorted([*self.free_rows, holder.row])
+        holder.row, holder.node = -1, None
+        self._leave(holder)
+
+    def _leave(self, holder: Holder) -> None:
+        """It runs no more."""
+        if holder in self.running:
+            self.running.remove(holder)
+        if self.chunked is holder:
             self.chunked = None
 
 

@@ -46,7 +46,16 @@ from specsim.reference import validation
 from specsim.reference.grammar import Grammar
 from specsim.reference.logits import JOINT, TOP_K_FIRST, check_filter_apply_order
 
-__all__ = ["Finish", "Output", "SamplingParams", "draw", "finish_of", "generate", "next_token_law"]
+__all__ = [
+    "Finish",
+    "Output",
+    "SamplingParams",
+    "draw",
+    "finish_of",
+    "generate",
+    "next_token_law",
+    "next_token_logprobs",
+]
 
 Tokens = Sequence[int]
 GREEDY_TEMPERATURE = 1e-6  # a lower temperature is 0
@@ -170,7 +179,7 @@ def generate(
         coin = 0.0 if params.temperature < GREEDY_TEMPERATURE else _coin(coins, len(tokens))
         tokens.append(draw(_law(logits, params, filter_apply_order), coin))
         if params.return_logprob:
-            logprobs.append(float(_tempered(logits, params).log_softmax(dim=0)[tokens[-1]]))
+            logprobs.append(float(_logprobs(logits, params)[tokens[-1]]))
         if reader is not None:
             reader.accept(tokens[-1])
         finish = finish_of(tokens, params, cap, grammar=reader, detokenize=detokenize)
@@ -236,6 +245,21 @@ def next_token_law(
     return _law(processed, params, filter_apply_order)
 
 
+def next_token_logprobs(
+    logits: Tensor,
+    output_tokens: Tokens,
+    prompt_tokens: Tokens,
+    params: SamplingParams,
+    grammar_mask: Tensor | None = None,
+) -> Tensor:
+    """The log-probability [V] of each token to come next, as `Output.logprobs` has them. Arguments, errors and source
+    are those of `next_token_law`.
+    """
+    if validation.enabled():
+        _check_params(params)
+    return _logprobs(_processed(logits, output_tokens, prompt_tokens, params, grammar_mask), params)
+
+
 def draw(dist: Tensor, coin: float) -> int:
     """The token that `coin` draws from the weights `dist` [V]: the smallest of those with a positive weight whose
     cumulative weight exceeds `coin` times the total; where there is none, the last with a positive weight.
@@ -251,9 +275,8 @@ def _processed(logits: Tensor, outputs: Tokens, prompt: Tokens, params: Sampling
     if validation.enabled():
         _check_logits(logits, outputs, params, mask)
     logits = logits.clone()  # [V]
-    counts = torch.zeros_like(logits)  # [V]: how often each token was emitted
-    for token in outputs:
-        counts[token] += 1
+    said = torch.tensor(list(outputs), dtype=torch.int64, device=logits.device)
+    counts = torch.bincount(said, minlength=len(logits)).to(logits.dtype)  # [V]: how often each token was emitted
     emitted = counts > 0
     logits = logits - params.frequency_penalty * counts - params.presence_penalty * emitted.to(logits.dtype)
     scaled = torch.where(logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty)
@@ -287,6 +310,10 @@ def _law(logits: Tensor, params: SamplingParams, filter_apply_order: int) -> Ten
     if params.min_p > 0:
         dist = _kept(dist, params.min_p * dist.max())
     return dist
+
+
+def _logprobs(processed: Tensor, params: SamplingParams) -> Tensor:
+    return _tempered(processed, params).log_softmax(dim=0)
 
 
 def _tempered(logits: Tensor, params: SamplingParams) -> Tensor:

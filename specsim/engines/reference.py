@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specsim.reference.engine import Config, Device, Engine, Node, Request, State
-from specsim.reference.sequential import SamplingParams, generate
+from specsim.reference.engine import Config, Device, Engine, Request, State
+from specsim.reference.grammar import Automaton
+from specsim.reference.sequential import SamplingParams, generate, next_token_logprobs
 from specsim.reference.validation import unchecked
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, likely, prefix_of
 from specsim.world.kv import DraftRead, wrong_content
@@ -20,6 +21,7 @@ from specsim.world.scheduler import (
     Facts,
     Launch,
     Load,
+    LogprobRow,
     Matched,
     Noted,
     Pause,
@@ -56,17 +58,22 @@ FACTS = Facts(
             "pauses",
             "stop strings",
             "penalties",
+            "logprobs",
+            "grammars",
+            "early closes",
         }
     ),
     context=120,
     answer_room=1,
-    priorities=(),
+    priorities=(0, 1, 2),
     timeout=0.0,
     leap=0.0,
     ahead=1,
     late=2,
     patience=8,
     keeps_last=False,
+    in_order=True,
+    masks=True,
 )
 SETUPS = (
     Setup(),
@@ -77,6 +84,12 @@ SETUPS = (
     Setup(overlap=False),
     Setup(radix=False, reserve=0.1),
     Setup(sampled=True, topk=2, draft_tokens=6, slots=240),
+    Setup(sessions=True),
+    Setup(sessions=True, page_size=4, topk=2, draft_tokens=6, slots=240),
+    Setup(priorities=True, reserve=0.1),
+    Setup(mixed=True),
+    Setup(window=16, slots=200),
+    Setup(window=16, page_size=4, sessions=True, topk=2, draft_tokens=6, slots=240),
 )
 
 
@@ -88,8 +101,8 @@ class HashModel:
     def kv(self, prefix: int, token: int) -> tuple[int, int]:
         return extended(prefix, token), prefix
 
-    def state(self, rows: Sequence[Sequence[int]]) -> int:
-        before, is_chain = EMPTY, True
+    def state(self, rows: Sequence[Sequence[int]], near: Sequence[Sequence[int]] | None = None) -> int:
+        before, is_chain = EMPTY, near is None or near == rows[len(rows) - len(near) :]
         for key, value in rows:
             is_chain &= value == before
             before = key
@@ -116,6 +129,7 @@ def params_of(turn: Turn) -> SamplingParams:
     if turn.bias:
         changes["logit_bias"] = dict.fromkeys(range(0, VOCABULARY, turn.bias), BIAS)
     return SamplingParams(
+        return_logprob=turn.logprobs >= 0,
         max_new_tokens=turn.answer,
         stop_token_ids=(turn.stop,) if turn.stop >= 0 else (),
         stop=(text_of(turn.stop_text),) if turn.stop_text else (),
@@ -123,9 +137,23 @@ def params_of(turn: Turn) -> SamplingParams:
     )
 
 
+def grammar_of(turn: Turn) -> Automaton | None:
+    """The one text that it allows, one token after the other; the last one ends it."""
+    if not turn.grammar:
+        return None
+    steps = {at: {token: at + 1} for at, token in enumerate(turn.grammar)}
+    return Automaton(steps, [len(turn.grammar)], VOCABULARY)
+
+
 def text_of(tokens: Sequence[int]) -> str:
     """A character for each token."""
     return "".join(map(chr, tokens))
+
+
+def row_of(logprobs: torch.Tensor, token: int, top: int) -> LogprobRow:
+    """Of a token and of the most likely ones, of equal ones the lowest first."""
+    best = logprobs.sort(descending=True, stable=True).indices[:top].tolist()
+    return tuple((float(logprobs[one]), one) for one in (token, *best))
 
 
 class WatchedDevice(Device):
@@ -135,58 +163,68 @@ class WatchedDevice(Device):
 
     def __init__(self, config: Config, model: HashModel) -> None:
         super().__init__(config, model)
-        self.texts: dict[int, list[int]] = {}
+        self.texts: dict[int, Prefixes] = {}
         """By row the tokens of its request, as the device has said them."""
         self.rids: dict[int, str] = {}
         self.noted: list[Any] = []
         self._seen: set[tuple[str, str]] = set()
 
     def seat(self, row: int, rid: str, shared: Sequence[int]) -> None:
-        self.texts[row], self.rids[row] = list(shared), rid
+        self.texts[row], self.rids[row] = Prefixes(shared), rid
 
     def prefill(self, rows: Sequence[int], starts: Sequence[int], chunks: Sequence[Sequence[int]]) -> torch.Tensor:
         for row, chunk in zip(rows, chunks, strict=True):
             self._look(row, "extend")
-            self.texts[row] += chunk
+            self._say(row, chunk)
         return super().prefill(rows, starts, chunks)
 
     def begin(self, row: int, said: Sequence[int]) -> None:
-        self.texts[row].append(said[-1])
+        self._say(row, said[-1:])
         super().begin(row, said)
 
-    def decode(
-        self, rows: Sequence[int], ranks: Sequence[Sequence[int]], params: Sequence[SamplingParams]
-    ) -> list[list[int]]:
+    def decode(self, rows: Sequence[int], *how: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
         for row in rows:
             self._look(row, "verify")
-        said = super().decode(rows, ranks, params)
+        said, logits = super().decode(rows, *how)
         for row, tokens in zip(rows, said, strict=True):
-            self.texts[row] += tokens
-        return said
+            self._say(row, tokens)
+        return said, logits
+
+    def _say(self, row: int, tokens: Sequence[int]) -> None:
+        self.texts[row].say(self.texts[row].count, tokens)
 
     def _look(self, row: int, phase: str) -> None:
         text = self.texts[row]
-        length = len(text) - (phase == "verify")  # its last token, the root, has no KV yet
+        length = text.count - (phase == "verify")  # its last token, the root, has no KV yet
         slots = self.req_to_token[row, :length].to(torch.int64)
-        wanted = Prefixes(text[:length]).first(length) if length else np.zeros(0, np.int64)
-        for name, kv in (("full", self.kv), ("draft", self.draft_kv)):
-            wrong = np.flatnonzero(kv[slots, 0].numpy() != wanted)
+        wanted = text.first(length)
+        start = self.config.window_start(length)
+        pools = [("full", self.kv[slots], 0), ("draft", self.draft_kv[slots], 0)]
+        if self.config.window:
+            pools.append(("window", self.window_kv[self.window_slots(slots[start:])], start))
+        for name, kv, first in pools:
+            wrong = np.flatnonzero(kv[:, 0].numpy() != wanted[first:])
             rid = self.rids[row]
             if not len(wrong) or (rid, name) in self._seen:
                 continue
             self._seen.add((rid, name))
-            at = int(wrong[0])
-            slot, actual = int(slots[at]), int(kv[slots[at], 0])
-            if name == "full":
-                self.noted.append(wrong_content(phase, "full", rid, at, slot, actual))
+            at = first + int(wrong[0])
+            slot, actual = int(slots[at]), int(kv[at - first, 0])
+            if name != "draft":
+                self.noted.append(wrong_content(phase, name, rid, at, slot, actual))
             else:
                 self.noted.append(DraftRead(rid, "KV", at, int(wanted[at]), actual))
 
 
 class WatchedEngine(Engine):
-    def _seat(self, request: Request, node: Node, slots: list[int]) -> None:
-        super()._seat(request, node, slots)
-        self.device.seat(request.row, request.rid, request.text[: len(slots)])  # type: ignore[attr-defined]
+    """Tells the device of a row's next request."""
+
+    def _admit(self) -> list[Request]:
+        batch = super()._admit()
+        for request in batch:
+            if request is not self.chunked:
+                self.device.seat(request.row, request.rid, request.text[: request.length])  # type: ignore[attr-defined]
+        return batch
 
 
 class ReferenceScheduler(OwnScheduler):
@@ -204,24 +242,57 @@ class ReferenceScheduler(OwnScheduler):
             overlap=setup.overlap,
             reserve=setup.reserve,
             caches=setup.radix,
+            mixed=setup.mixed,
+            window=setup.window,
+            window_slots=setup.slots // 2 if setup.window else 0,
         )
         self.device = WatchedDevice(config, HashModel())
         self.engine = WatchedEngine(config, self.device, text_of)
+        self.rows: dict[str, tuple[list[LogprobRow], int]] = {}
+        """By request the logprobs that its user has, and how many of the most likely tokens are in each row."""
+        self._expected: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
 
     # what users say
 
     def generate(self, turn: Turn) -> Any:
-        return lambda: self.engine.submit(Request(turn.rid, turn.prompt, params_of(turn)))
+        request = Request(turn.rid, turn.prompt, params_of(turn), turn.session, turn.priority, grammar_of(turn))
+
+        def submit() -> None:
+            request.ready_at = self.engine.steps + turn.compiling
+            self.rows[turn.rid] = ([], turn.logprobs)
+            self.engine.submit(request)
+
+        return submit
 
     def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = ()) -> list[int]:
-        params = replace(params_of(turn), stop=(), stop_token_ids=())
-        if not (turn.penalty or turn.bias):
+        if not (turn.penalty or turn.bias or turn.grammar):
             return self.decode(prompt, turn.answer)
+        key = turn.rid, tuple(prompt)
+        if key not in self._expected:
+            params = replace(params_of(turn), stop=(), stop_token_ids=(), return_logprob=False)
+            found = generate(self._after, prompt, params, coins=lambda _index: 0.0, grammar=grammar_of(turn))
+            self._expected[key] = found.tokens
+        return list(self._expected[key])
 
-        def next_logits(text: Sequence[int]) -> torch.Tensor:
-            return self.device.model.logits([prefix_of(text)])[0]
+    def _after(self, text: Sequence[int]) -> torch.Tensor:
+        """The model's logits."""
+        return self.device.model.logits([prefix_of(text)])[0]
 
-        return list(generate(next_logits, list(prompt), params, coins=lambda _index: 0.0).tokens)
+    def logprobs(self, turn: Turn, prompt: Sequence[int], tokens: Sequence[int]) -> list[LogprobRow]:
+        params, grammar, rows = params_of(turn), grammar_of(turn), []
+        for at, token in enumerate(tokens):
+            mask = grammar.allowed() if grammar is not None else None
+            logits = self._after((*prompt, *tokens[:at]))
+            rows.append(row_of(next_token_logprobs(logits, tokens[:at], prompt, params, mask), token, turn.logprobs))
+            if grammar is not None:
+                grammar.accept(token)
+        return rows
+
+    def open_session(self, name: str, timeout: float) -> Any:
+        return lambda: self.engine.open(name)
+
+    def close_session(self, name: str) -> Any:
+        return lambda: self.engine.close(name)
 
     def abort(self, rid: str) -> Any:
         return lambda: self.engine.abort(rid)
@@ -297,7 +368,11 @@ class ReferenceScheduler(OwnScheduler):
             matched: Matched = one.params.max_new_tokens if one.reason == "length" else None
             if one.reason == "stop":
                 matched = tuple(map(ord, one.matched)) if isinstance(one.matched, str) else one.matched
-            yield Answer(one.rid, tuple(one.outputs), one.reason, matched=matched)
+                matched = one.outputs[-1] if matched is None else matched  # a grammar ends with its last token
+            rows, top = self.rows[one.rid]
+            for at in range(len(rows), len(one.logprobs)):
+                rows.append(row_of(one.logprobs[at], one.outputs[at], top))
+            yield Answer(one.rid, tuple(one.outputs), one.reason, matched=matched, logprobs=tuple(rows))
 
     def pools(self) -> Pools:
         engine, page = self.engine, self.engine.config.page_size
@@ -306,6 +381,14 @@ class ReferenceScheduler(OwnScheduler):
             TreeNode(tuple(token for one in node.path() for token in one.tokens), node.slots)
             for node in engine.cache.nodes()
         ]
+        windows: dict[str, Any] = {}
+        if engine.config.window:
+            cached = sum(engine._has_window(node) for node in engine.cache.nodes())
+            windows = {
+                "window_total": engine.config.window_slots,
+                "window_free": len(engine.free_window_pages) * page,
+                "window_cached": cached * page,
+            }
         return Pools(
             engine.config.slots,
             len(free),
@@ -315,6 +398,7 @@ class ReferenceScheduler(OwnScheduler):
             free_slots=free,
             nodes=nodes,
             free_row_numbers=list(engine.free_rows),
+            **windows,
         )
 
     def content_of(self, tokens: Sequence[int]) -> int:
@@ -326,6 +410,7 @@ class ReferenceScheduler(OwnScheduler):
 
 class ReferenceEngine(OwnEngine):
     setups = SETUPS
+    starts_anew = True
 
     def start(self, setup: Setup) -> ReferenceScheduler:
         torch.set_num_threads(1)
