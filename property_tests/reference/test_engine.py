@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.engines.reference import HashModel
 from specsim.reference.engine import Config, Device, Engine, Request, State
-from specsim.reference.sequential import SamplingParams, generate
+from specsim.reference.grammar import Automaton
+from specsim.reference.sequential import Output, SamplingParams, generate
 from specsim.world.hash_model import decoded, prefix_of
 
 CONFIGS = (
@@ -22,6 +25,9 @@ CONFIGS = (
     Config(overlap=False, slots=64, reserve=0.1),
     Config(caches=False, slots=64, reserve=0.1),
     Config(chunk=5),
+    Config(mixed=True, slots=64, reserve=0.1),
+    Config(window=6, window_slots=32, slots=96, reserve=0.1),
+    Config(window=6, window_slots=80, slots=128, page_size=4, topk=2, num_draft_tokens=6, reserve=0.1, rows=2),
 )
 PROMPT = tuple(range(20, 60))
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -36,69 +42,168 @@ CHANGES: tuple[dict[str, Any], ...] = (
 """Each leaves one token to be said."""
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """`requests` by the step at which they come, and how many steps behind the turn before the next one of a session
+    does; `events` by step; `drafts` are bits that say how right drafts are.
+    """
+
+    config: Config
+    requests: list[tuple[int, Request]]
+    events: dict[int, str]
+    drafts: int
+
+
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Config, list[tuple[int, Request]], dict[int, str], int]:
-    """A configuration, requests by the step at which they come, what else happens by step, and how right drafts are."""
+def histories(draw: st.DrawFn) -> History:
     config = draw(st.sampled_from(CONFIGS))
     requests = []
-    for number in range(draw(st.integers(1, 6))):
-        shared = draw(st.integers(0, 12))
+    turns = draw(st.integers(0, 3))
+    for number in range(draw(st.integers(turns, 6))):
+        session = "s" if number < turns else ""
+        shared = 0 if session else draw(st.integers(0, 12))
         prompt = PROMPT[:shared] + tuple(90 + number + at % 7 for at in range(draw(st.integers(1, 12))))
         answer = draw(st.integers(1, 16))
         stop = draw(st.sampled_from([None, *decoded(prompt, answer)]))
         change = draw(st.sampled_from(CHANGES))
+        grammar = None
+        if not session and draw(st.integers(0, 4)) == 0:
+            text = decoded(prompt, answer, draw(st.integers(0, 1)))
+            grammar, stop = Automaton({at: {token: at + 1} for at, token in enumerate(text)}, [len(text)], 128), None
         params = SamplingParams(
-            max_new_tokens=answer, stop_token_ids=() if stop is None else (stop,), **{"temperature": 0.0, **change}
+            max_new_tokens=answer,
+            stop_token_ids=() if stop is None else (stop,),
+            return_logprob=draw(st.booleans()),
+            **{"temperature": 0.0, **change},
         )
-        requests.append((draw(st.integers(0, 12)), Request(f"r{number}", prompt, params)))
-    events = draw(
-        st.dictionaries(st.integers(1, 30), st.sampled_from(["retract", "flush", "abort r0", "abort r2"]), max_size=3)
-    )
-    return config, requests, events, draw(st.integers(0, 2**16))
+        priority = draw(st.integers(0, 2))
+        requests.append((draw(st.integers(0, 12)), Request(f"r{number}", prompt, params, session, priority, grammar)))
+    names = ["retract", "flush", "abort r0", "abort r2", "close"]
+    events = draw(st.dictionaries(st.integers(1, 30), st.sampled_from(names), max_size=3))
+    return History(config, requests, events, draw(st.integers(0, 2**16)))
 
 
-def told(request: Request) -> list[int]:
-    """By decoding token by token."""
-    model = HashModel()
-    found = generate(
-        lambda text: model.logits([prefix_of(text)])[0], request.prompt, request.params, coins=lambda _: 0.0
-    )
-    return list(found.tokens)
+class Client:
+    """Sends what a history says, and knows what must come of it: decoding token by token."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.model = HashModel()
+        self.engine = Engine(history.config, Device(history.config, self.model))
+        self.engine.open("s")
+        self.to_send = list(history.requests)
+        self.expected: dict[str, Output] = {}
+        self.spoken: tuple[int, ...] = ()
+        """Of the session: what its user has sent and been told, turns that were aborted left out."""
+
+    def run(self) -> None:
+        step = 0
+        while step < 1000 and (step < 40 or self.to_send or not self.engine.is_idle):
+            self.event(self.history.events.get(step, ""))
+            self.send(step)
+            self.engine.step(self.rank)
+            self.engine.owners()
+            step += 1
+        assert self.engine.is_idle
+
+    def rank(self, _request: Request, number: int) -> int:
+        return (self.history.drafts >> (self.engine.steps + number) % 16) & 3
+
+    def event(self, event: str) -> None:
+        if event == "retract":
+            self.engine.retract_all()
+        elif event == "flush":
+            self.engine.flush()
+        elif event == "close":
+            if "s" in self.engine.sessions:
+                self.engine.close("s")
+            self.to_send = [(at, request) for at, request in self.to_send if not request.session]
+        elif event:
+            self.engine.abort(event.partition(" ")[2])
+
+    def send(self, step: int) -> None:
+        for at, request in list(self.to_send):
+            before = [one for one in self.engine.requests.values() if one.session and request.session]
+            if at > step or any(one.state is not State.ENDED for one in before):
+                continue
+            if before and before[-1].reason != "abort":
+                self.spoken = (*before[-1].prompt, *before[-1].outputs)
+            prompt = (*self.spoken, *request.prompt) if request.session else request.prompt
+            grammar = request.grammar.clone() if request.grammar is not None else None
+            self.expected[request.rid] = generate(
+                lambda text: self.model.logits([prefix_of(text)])[0],
+                prompt,
+                request.params,
+                coins=lambda _: 0.0,
+                grammar=grammar,
+            )
+            self.to_send.remove((at, request))
+            self.engine.submit(request)
+            assert request.prompt == prompt
 
 
 @given(histories())
-def test_every_answer_is_that_of_decoding_token_by_token(
-    history: tuple[Config, list[tuple[int, Request]], dict[int, str], int],
-) -> None:
-    config, requests, events, drafts = history
-    engine = Engine(config, Device(config, HashModel()))
-    step = 0
-
-    def rank(_request: Request, number: int) -> int:
-        return (drafts >> (engine.steps + number) % 16) & 3
-
-    while step < 1000 and (step < 40 or not engine.is_idle):
-        for at, request in requests:
-            if at == step:
-                engine.submit(request)
-        event = events.get(step, "")
-        if event == "retract":
-            engine.retract_all()
-        elif event == "flush":
-            engine.flush()
-        elif event:
-            engine.abort(event.partition(" ")[2])
-        engine.step(rank)
-        engine.owners()
-        step += 1
-    assert engine.is_idle
-    for _at, request in requests:
+def test_every_answer_is_that_of_decoding_token_by_token(history: History) -> None:
+    client = Client(history)
+    client.run()
+    for rid, request in client.engine.requests.items():
+        expected, said = client.expected[rid], tuple(request.outputs)
         assert request.state is State.ENDED
-        expected = told(request)
-        assert request.outputs == expected[: len(request.outputs)]
-        assert request.outputs == expected or request.reason == "abort"
-    assert set(engine.owners().values()) <= {"free", "cache"}
-    assert sorted(engine.free_rows) == list(range(config.rows))
+        assert said == expected.tokens[: len(said)]
+        assert request.reason == "abort" or (said, request.reason) == (expected.tokens, expected.finish_reason)
+        if expected.logprobs is not None:
+            logprobs = [float(row[token]) for row, token in zip(request.logprobs, said, strict=True)]
+            assert logprobs == list(expected.logprobs[: len(said)])
+    assert client.engine.sessions or "close" in history.events.values()
+    for name in list(client.engine.sessions):
+        client.engine.close(name)
+    assert set(client.engine.owners().values()) <= {"free", "cache"}
+    assert sorted(client.engine.free_rows) == list(range(history.config.rows))
+
+
+def test_a_more_urgent_request_takes_the_place_of_another() -> None:
+    config = Config(rows=1)
+    engine = Engine(config, Device(config, HashModel()))
+    params = SamplingParams(max_new_tokens=6, temperature=0.0)
+    engine.submit(Request("patient", PROMPT[:4], params))
+    engine.step(lambda _request, _step: 0)
+    engine.submit(Request("urgent", PROMPT[4:8], params, priority=1))
+    ended = []
+    while not engine.is_idle:
+        engine.step(lambda _request, _step: 0)
+        ended += [rid for rid, one in engine.requests.items() if one.state is State.ENDED and rid not in ended]
+    assert ended == ["urgent", "patient"]
+    assert engine.requests["patient"].outputs == decoded(PROMPT[:4], 6)
+
+
+def test_a_session_computes_what_is_new_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(caches=False)
+    engine = Engine(config, Device(config, HashModel()))
+    computed: list[Any] = []
+    prefill = engine.device.prefill
+
+    def noted(rows: Any, starts: Any, chunks: Any) -> Any:
+        computed.append(chunks)
+        return prefill(rows, starts, chunks)
+
+    monkeypatch.setattr(engine.device, "prefill", noted)
+    engine.open("s")
+    for number in range(2):
+        engine.submit(Request(f"r{number}", PROMPT[:4], SamplingParams(max_new_tokens=6, temperature=0.0), "s"))
+        while not engine.is_idle:
+            engine.step(lambda _request, _step: 0)
+    first, second = engine.requests.values()
+    assert second.prompt == (*first.prompt, *first.outputs, *PROMPT[:4])
+    assert computed == [[list(PROMPT[:4])], [[first.outputs[-1], *PROMPT[:4]]]]
+
+
+def test_a_request_is_longer_than_the_pool_of_its_window() -> None:
+    config = Config(window=6, window_slots=40, slots=160)
+    engine = Engine(config, Device(config, HashModel()))
+    engine.submit(Request("a", PROMPT[:30], SamplingParams(max_new_tokens=20, temperature=0.0)))
+    while not engine.is_idle:
+        engine.step(lambda _request, _step: 0)
+    assert engine.requests["a"].outputs == decoded(PROMPT[:30], 20)
 
 
 def test_its_state_is_data_that_can_be_copied() -> None:
