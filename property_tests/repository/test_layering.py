@@ -57,6 +57,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "lifting": layer("errors isolation files", "packaging torch triton"),
     "world": layer("errors isolation files verdict choices contracts vdevice lifting", "msgspec numpy"),
     "rules": layer("errors verdict world"),
+    "model": layer("choices reference world", "torch numpy"),
     "engines": layer(
         "errors isolation files verdict choices engine contracts interpreter lifting vdevice world",
         "packaging torch triton numpy msgspec",
@@ -90,7 +91,11 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "report": layer("deadline errors interrupts files verdict replay_file tiers", "jinja2 markupsafe pygments rich"),
 }
 # A folder in two layers: a tier puts a mutant into the model, and the tiers hunt the mutants.
-LOWER = {f"specsim.selfcheck.{name}": "mutation" for name in ("mutation", "catalogue")}
+# The reference engine as a scheduler: of the engines the only one that is ours, and may import the reference.
+LOWER = {
+    **{f"specsim.selfcheck.{name}": "mutation" for name in ("mutation", "catalogue")},
+    "specsim.engines.reference": "model",
+}
 TOP = {"cli", "commands", "__main__", "pytest_plugin", "testing", "strategies"}  # may import everything
 # The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
 STRATEGIES = {
@@ -98,6 +103,7 @@ STRATEGIES = {
     "specsim.contracts.hypothesis_cases",
 }
 PUBLIC = {
+    "specsim.engines.reference",
     "specsim.world.own",
     "specsim.pytest_plugin",
     "specsim.testing",
@@ -349,11 +355,14 @@ MAY_SHARE_A_NAME = {
 
 
 def test_one_name_of_a_class_is_one_thing() -> None:
-    """Adapters of two engines have the same parts. The model of an engine goes its own way, in folders of its own."""
+    """Adapters of two engines have the same parts. The model of an engine goes its own way, in folders of its own, and
+    the reference engine has the words of the field, as whoever reads it alone expects.
+    """
+    apart = ("specsim/engine/", "specsim/compiled/", "reference/engine.py")
     found: dict[str, list[str]] = {}
     for path in product().values():
         names = {node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
-        for name in names if not path.startswith(("specsim/engine/", "specsim/compiled/")) else ():
+        for name in names if not path.startswith(apart) else ():
             found.setdefault(name, []).append(path)
     adapters = [re.compile(rf"specsim/engines/{engine}/") for engine in ("sglang", "vllm", "flashinfer")]
     shared = {

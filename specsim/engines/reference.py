@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LIKELY, UNLIKELY = (8.0, 6.75, 5.5, 4.25, 3.0), 1.0
 """Logits of the most likely tokens, and of all others: no penalty and no bias makes two of the likely ones equal."""
+WINDOW_SLOTS = 96
+"""Fewer than the longest request has tokens, and enough for what one reads of its window and for a chunk."""
 PENALTY, BIAS = 1.5, -4.0
 SAMPLING: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.001},
@@ -244,7 +246,7 @@ class ReferenceScheduler(OwnScheduler):
             caches=setup.radix,
             mixed=setup.mixed,
             window=setup.window,
-            window_slots=setup.slots // 2 if setup.window else 0,
+            window_slots=WINDOW_SLOTS if setup.window else 0,
         )
         self.device = WatchedDevice(config, HashModel())
         self.engine = WatchedEngine(config, self.device, text_of)
