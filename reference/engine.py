@@ -38,11 +38,8 @@ row and its slots.
 **Grammars.** What may follow a draft depends on the tokens before it. So the results of the launch before are read
 first where some request has a grammar.
 
-The states of a request, and what leads from one to the next:
-
-    WAITING     --admit-->     PREFILLING  --last chunk-->  RUNNING
-    PREFILLING, RUNNING        --retract-->                 WAITING
-    any but ENDED              --end, abort-->              ENDED
+`TRANSITIONS` has the states of a request and what leads from one to the next. `Engine.owners` says whose each page is,
+at any time.
 
 This package imports torch and nothing else.
 """
@@ -76,7 +73,7 @@ from specsim.reference.sequential import (
     next_token_law,
     next_token_logprobs,
 )
-from specsim.reference.tree import build_tree
+from specsim.reference.tree import Tree, build_tree
 from specsim.reference.verify_logits import VerifiedStep, verify_logits_greedy, verify_logits_sampled
 
 __all__ = ["Config", "Device", "Engine", "Launch", "Model", "Request", "Session", "State"]
@@ -87,6 +84,8 @@ NOTHING = -1
 
 
 class State(Enum):
+    """Of a request. While it waits and when it has ended it has neither row nor slots."""
+
     WAITING = "waiting"
     PREFILLING = "prefilling"
     RUNNING = "running"
@@ -94,13 +93,10 @@ class State(Enum):
 
 
 TRANSITIONS = {
-    (State.WAITING, State.PREFILLING),
-    (State.PREFILLING, State.RUNNING),
-    (State.PREFILLING, State.WAITING),
-    (State.RUNNING, State.WAITING),
-    (State.WAITING, State.ENDED),
-    (State.PREFILLING, State.ENDED),
-    (State.RUNNING, State.ENDED),
+    State.WAITING: {"admit": State.PREFILLING, "abort": State.ENDED},
+    State.PREFILLING: {"launch the last chunk": State.RUNNING, "retract": State.WAITING, "abort": State.ENDED},
+    State.RUNNING: {"end": State.ENDED, "retract": State.WAITING, "abort": State.ENDED},
+    State.ENDED: dict[str, State](),
 }
 
 
@@ -235,9 +231,10 @@ class Request(Holder):
     def text(self) -> list[int]:
         return [*self.prompt, *self.outputs]
 
-    def become(self, state: State) -> None:
-        assert (self.state, state) in TRANSITIONS, (self.rid, self.state, state)
-        self.state = state
+    def on(self, event: str) -> None:
+        assert event in TRANSITIONS[self.state], (self.rid, self.state, event)
+        self.state = TRANSITIONS[self.state][event]
+        assert (self.row >= 0) == (self.state in (State.PREFILLING, State.RUNNING)), (self.rid, self.state, self.row)
 
 
 class Launch(NamedTuple):
@@ -360,6 +357,18 @@ class PrefixCache:
             yield tuple(tokens[first : first + self.page_size])
 
 
+class Operations(NamedTuple):
+    """What engines have kernels for. Others with the same arguments and results may stand in their place."""
+
+    alloc_extend: Callable[..., Tensor] = alloc_extend
+    assign_extend_cache_locs: Callable[..., Tensor] = assign_extend_cache_locs
+    build_tree: Callable[..., Tree] = build_tree
+    get_last_loc: Callable[..., Tensor] = get_last_loc
+    move_kv: Callable[..., None] = move_kv
+    verify_logits_greedy: Callable[..., VerifiedStep] = verify_logits_greedy
+    verify_logits_sampled: Callable[..., VerifiedStep] = verify_logits_sampled
+
+
 class Device:
     """What the GPU has: KV, the page table, and of each row the length and the bonus token as they are now.
 
@@ -369,8 +378,8 @@ class Device:
     counts        [rows, vocab_size] int32: how often each token was said, the bonus token too
     """
 
-    def __init__(self, config: Config, model: Model) -> None:
-        self.config, self.model = config, model
+    def __init__(self, config: Config, model: Model, operations: Operations | None = None) -> None:
+        self.config, self.model, self.operations = config, model, operations or Operations()
         slots = config.slots + config.page_size
         width = config.context + config.reach + 2 * (config.num_steps + 1)
         self.kv = torch.full((slots, 2), NOTHING)
@@ -438,16 +447,16 @@ class Device:
         lens, bonus = self.seq_lens[where], self.bonus[where]
         candidates, mask, links = self._tree(rows, lens, bonus, ranks)
         num_steps, ndt = len(ranks[0]), candidates.shape[1]
-        slots = assign_extend_cache_locs(where, self.req_to_token, lens, lens + ndt)
+        slots = self.operations.assign_extend_cache_locs(where, self.req_to_token, lens, lens + ndt)
         logits = self._forward(rows, lens.tolist(), candidates.tolist(), mask, slots, grammars)
         if all(is_plain(one) for one in params):
-            step = verify_logits_greedy(logits, candidates, *links, lens, slots, num_steps)
+            step = self.operations.verify_logits_greedy(logits, candidates, *links, lens, slots, num_steps)
         else:
             step = self._verify_sampled(logits, candidates, links, where, params, lens, slots, num_steps)
         target, source = step.target.flatten(), step.source.flatten()
-        move_kv(self.kv, target, source)
+        self.operations.move_kv(self.kv, target, source)
         if self.config.window:
-            move_kv(self.window_kv, self.window_slots(target), self.window_slots(source))
+            self.operations.move_kv(self.window_kv, self.window_slots(target), self.window_slots(source))
         self.bonus[where], self.seq_lens[where] = step.bonus_tokens.to(torch.int64), step.new_seq_lens
         self._extend_draft(slots, step.accept_lens)
         counts = step.accept_lens.tolist()
@@ -465,7 +474,7 @@ class Device:
             nobody = torch.full((bs, 1), -1)
             return bonus[:, None], torch.ones(bs, dtype=torch.bool), (torch.arange(bs)[:, None], nobody, nobody)
         drafts = self._draft(rows, lens.tolist(), bonus.tolist(), ranks)
-        tree = build_tree(
+        tree = self.operations.build_tree(
             drafts.parent_list,
             drafts.selected_index,
             lens,
@@ -506,7 +515,7 @@ class Device:
         def each(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.tensor(values, dtype=dtype)
 
-        return verify_logits_sampled(
+        return self.operations.verify_logits_sampled(
             logits,
             candidates,
             *links,
@@ -535,8 +544,8 @@ class Device:
             ),
             top_p=each([one.top_p for one in params]),
             min_p=each([one.min_p for one in params]),
-            threshold_single=1.0,
-            threshold_acc=1.0,
+            threshold_single=torch.ones(1),
+            threshold_acc=torch.ones(1),
             seq_lens=lens,
             out_cache_loc=slots,
             num_steps=num_steps,
@@ -723,12 +732,12 @@ class Engine:
             if room <= 0 or not fits:
                 break
             self.waiting.remove(request)
-            request.become(State.PREFILLING)
             session = self.sessions.get(request.session)
             if session is not None and session.row >= 0:
                 request.take_over(session)
             else:
                 self._seat(request, self._match(request))
+            request.on("admit")
             batch.append(request)
             room -= len(request.text) - request.length
         return batch
@@ -834,7 +843,7 @@ class Engine:
                 law = next_token_law(after, request.outputs, request.prompt, request.params)
                 said[-1].append(draw(law, 0.0))
                 self.device.begin(request.row, [*request.outputs, *said[-1]])
-                request.become(State.RUNNING)
+                request.on("launch the last chunk")
                 self.running.append(request)
                 self._share(request)
         both = (*requests, *beside)
@@ -914,8 +923,9 @@ class Engine:
             return False
         rows = torch.tensor([request.row for request in requests])
         begin = torch.tensor([request.allocated for request in requests])
-        last = get_last_loc(self.device.req_to_token, rows, begin)
-        slots = alloc_extend(begin, torch.tensor(ends), last, torch.tensor(self.free_pages, dtype=torch.int64), page)
+        last = self.device.operations.get_last_loc(self.device.req_to_token, rows, begin)
+        free = torch.tensor(self.free_pages, dtype=torch.int64)
+        slots = self.device.operations.alloc_extend(begin, torch.tensor(ends), last, free, page)
         if self.config.window and pages:
             self.device.window_pages[self.free_pages[:pages]] = torch.tensor(self.free_window_pages[:pages])
             del self.free_window_pages[:pages]
@@ -976,8 +986,8 @@ class Engine:
             pages[page] = 0
 
     def owners(self) -> dict[int, str]:
-        """Who owns each page: "free", "cache", or a request. AssertionError where one has two owners or none, or where
-        a request reads what it neither owns nor shares.
+        """Who owns each page: "free", "cache", a request or a session, by its name. AssertionError where one has two
+        owners or none, or where a request reads what it neither owns nor shares.
         """
         page = self.config.page_size
         owners = dict.fromkeys(self.free_pages, "free")
@@ -1051,7 +1061,7 @@ class Engine:
                 self._keep(request, session, min(computed, len(session.text)))
         if request in self.waiting:
             self.waiting.remove(request)
-        request.become(State.ENDED)
+        request.on("abort" if reason == "abort" else "end")
 
     def _keep(self, request: Request, session: Session, length: int) -> None:
         """A session keeps of its turn what the next one begins with, and its row."""
@@ -1078,7 +1088,7 @@ class Engine:
     def _retract(self, request: Request) -> None:
         """All of its slots are given back; it waits again."""
         self._release(request, [])
-        request.become(State.WAITING)
+        request.on("retract")
         request.length = request.allocated = request.shared = 0
         self._wait(request)
 

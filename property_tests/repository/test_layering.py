@@ -57,7 +57,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "lifting": layer("errors isolation files", "packaging torch triton"),
     "world": layer("errors isolation files verdict choices contracts vdevice lifting", "msgspec numpy"),
     "rules": layer("errors verdict world"),
-    "model": layer("choices reference world", "torch numpy"),
+    "model": layer("choices reference contracts kernels interpreter world", "torch numpy"),
     "engines": layer(
         "errors isolation files verdict choices engine contracts interpreter lifting vdevice world",
         "packaging torch triton numpy msgspec",

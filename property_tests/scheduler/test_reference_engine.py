@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from specsim.choices.chooser import seeded
-from specsim.engines.reference import engine
+from specsim.engines.reference import ReferenceEngine, engine, on_kernels
 from specsim.reference.engine import Engine
 from specsim.rules.table import CHECKS
 from specsim.world.schedule import Record, run_schedule
@@ -15,15 +15,20 @@ from specsim.world.schedule import Record, run_schedule
 ROWS = range(len(engine.setups))
 
 
-def schedule(row: int, index: int) -> Record:
+def schedule(row: int, index: int, target: ReferenceEngine = engine) -> Record:
     setup = engine.setups[row]
-    return run_schedule(engine.start(setup), setup, CHECKS, seeded(0, "reference engine", row, index))
+    return run_schedule(target.start(setup), setup, CHECKS, seeded(0, "reference engine", row, index))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: engine.setups[row].name)
 def test_schedules_find_nothing(row: int) -> None:
     for index in range(3):
         assert schedule(row, index).violations == ()
+
+
+@pytest.mark.parametrize("row", ROWS[::3], ids=lambda row: engine.setups[row].name)
+def test_kernels_in_the_place_of_its_operations_make_no_difference(row: int) -> None:
+    assert schedule(row, 0, on_kernels).digest == schedule(row, 0).digest
 
 
 def test_a_schedule_is_the_same_twice() -> None:

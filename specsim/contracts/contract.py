@@ -262,6 +262,40 @@ def operation(
     )
 
 
+def in_place_of(op: Op, implementation: Implementation) -> Callable[..., Any]:
+    """A function with the arguments and results of the reference's, which calls an implementation: for code that is
+    written on the reference. Results have the shapes of the reference's, which is run for them.
+    """
+    signature = inspect.signature(op.reference)
+
+    def call(*positional: Any, **named: Any) -> Any:
+        given = signature.bind(*positional, **named)
+        given.apply_defaults()
+        before = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.arguments.items()}
+        expected = op.reference(**before)
+        results = expected if isinstance(expected, tuple) else (expected,)
+        outs = [arg.name for arg in op.tensor_args if arg.role is Role.OUT]
+        tensors = {name: v for name, v in given.arguments.items() if isinstance(v, torch.Tensor)}
+        tensors |= {name: torch.zeros_like(result) for name, result in zip(outs, results, strict=False)}
+        for arg in op.tensor_args:
+            if arg.role is Role.OUT and arg.prefill is not None:
+                tensors[arg.name].fill_(arg.prefill)
+        sizes = {name: v for name, v in given.arguments.items() if not isinstance(v, torch.Tensor)}
+        sizes |= {
+            dim: size
+            for arg in op.tensor_args
+            for dim, size in zip(arg.shape, tensors[arg.name].shape, strict=True)
+            if isinstance(dim, str)
+        }
+        found = op.call(implementation, sizes, {name: tensor.contiguous() for name, tensor in tensors.items()})
+        returned = [found[name] for name in outs]
+        if expected is None:
+            return None
+        return type(expected)(*returned) if isinstance(expected, tuple) else returned[0]
+
+    return call
+
+
 def _sentence(text: str) -> str:
     return " ".join(text.split()).removesuffix(".")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from specsim.reference.engine import Config, Device, Engine, Request, State
+from specsim.contracts.contract import in_place_of
+from specsim.contracts.registry import OPS
+from specsim.reference.engine import Config, Device, Engine, Operations, Request, State
 from specsim.reference.grammar import Automaton
 from specsim.reference.sequential import SamplingParams, generate, next_token_logprobs
 from specsim.reference.validation import unchecked
@@ -163,8 +167,8 @@ class WatchedDevice(Device):
     model's, too.
     """
 
-    def __init__(self, config: Config, model: HashModel) -> None:
-        super().__init__(config, model)
+    def __init__(self, config: Config, model: HashModel, operations: Operations | None = None) -> None:
+        super().__init__(config, model, operations)
         self.texts: dict[int, Prefixes] = {}
         """By row the tokens of its request, as the device has said them."""
         self.rids: dict[int, str] = {}
@@ -229,8 +233,16 @@ class WatchedEngine(Engine):
         return batch
 
 
+def of_kernels() -> Operations:
+    """Those of specsim's kernels, on a CPU. To be made before triton is imported."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    from specsim import kernels
+
+    return Operations(**{name: in_place_of(OPS[name], getattr(kernels, name)) for name in Operations._fields})
+
+
 class ReferenceScheduler(OwnScheduler):
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, operations: Operations | None = None) -> None:
         self.setup, self.facts, self.seen = setup, FACTS, Seen()
         config = Config(
             page_size=setup.page_size,
@@ -248,7 +260,8 @@ class ReferenceScheduler(OwnScheduler):
             window=setup.window,
             window_slots=WINDOW_SLOTS if setup.window else 0,
         )
-        self.device = WatchedDevice(config, HashModel())
+        self.device = WatchedDevice(config, HashModel(), operations)
+        self._has_kernels = operations is not None
         self.engine = WatchedEngine(config, self.device, text_of)
         self.rows: dict[str, tuple[list[LogprobRow], int]] = {}
         """By request the logprobs that its user has, and how many of the most likely tokens are in each row."""
@@ -324,7 +337,7 @@ class ReferenceScheduler(OwnScheduler):
 
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         iteration = 0
-        with unchecked():
+        with unchecked(), self._launches():
             while (messages := script(iteration)) is not None:
                 for message in messages:
                     message()
@@ -335,6 +348,14 @@ class ReferenceScheduler(OwnScheduler):
                 self.seen.noted += [Noted(record, iteration) for record in self.device.noted]
                 self.device.noted.clear()
                 iteration += 1
+
+    def _launches(self) -> AbstractContextManager[Any]:
+        """What runs launches of kernels, where operations are such."""
+        if not self._has_kernels:
+            return nullcontext()
+        from specsim.interpreter.lockstep.launch import Strict, lockstep
+
+        return lockstep(Strict())
 
     @property
     def is_idle(self) -> bool:
@@ -419,4 +440,13 @@ class ReferenceEngine(OwnEngine):
         return ReferenceScheduler(setup)
 
 
+class ReferenceEngineOnKernels(ReferenceEngine):
+    """With specsim's kernels in the place of the reference's operations."""
+
+    def start(self, setup: Setup) -> ReferenceScheduler:
+        torch.set_num_threads(1)
+        return ReferenceScheduler(setup, of_kernels())
+
+
 engine = ReferenceEngine()
+on_kernels = ReferenceEngineOnKernels()
