@@ -18,6 +18,7 @@ Read it in this order:
 * `frequencies`  how often a sampler with random numbers of its own must emit what
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal
+* `engine`       all of it together: an inference engine that drafts, verifies and keeps KV for many requests
 * `argument_tables` the table of arguments above each function, from which checks and docstrings follow
 * `validation`   the checks of arguments, and the switch that turns them off
 
