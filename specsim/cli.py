@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specsim
-from specsim.commands import bisect, check, fuzz, lossless, model, replay_files, template
+from specsim.commands import bisect, check, explore, fuzz, lossless, model, replay_files, template
 from specsim.commands import doctor as doctor_command
 from specsim.commands import explain as explain_command
 from specsim.commands.git_bisect import BisectRunOption, exit_codes, skipping
@@ -322,7 +322,7 @@ def bench(
 for command in (
     explain_command.explain,
     *(replay_files.pin, replay_files.shrink, bisect.bisect, lossless.lossless),
-    *(model.explore, model.mutants, fuzz.fuzz),
+    *(explore.explore, model.mutants, fuzz.fuzz),
 ):
     app.command(cls=Command)(command)
 app.command(cls=Command)(template.template)

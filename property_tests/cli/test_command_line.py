@@ -257,12 +257,12 @@ def test_an_interrupted_simulation_keeps_findings_as_they_are() -> None:
 
 
 def test_an_exploration_that_is_stopped_counts_what_it_saw() -> None:
-    from specsim.engine.small_scopes import SCOPES
-    from specsim.tiers.accounting.exploration import explore
+    from specsim.tiers.scheduler.exploration import explore
+    from specsim.tiers.scheduler.small_scopes import SCOPES
 
-    explorer = Explorer("visited")
+    explorer = Explorer()
     explorer.stop()
-    explored = explore(SCOPES[0], "visited", explorer=explorer).explored
+    explored = explore(SCOPES[0], explorer).explored
     assert not explored.complete
     assert explored.states == explorer.counted
 

@@ -66,7 +66,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "mutation": layer("errors compiled", "msgspec"),
     "tiers": layer(
         "deadline errors interrupts isolation files verdict replay_file choices engine reference contracts "
-        "kernels interpreter lifting world rules engines compiled mutation",
+        "kernels interpreter lifting world rules model engines compiled mutation",
         "torch triton msgspec",
     ),
     "selfcheck": layer(
@@ -103,7 +103,6 @@ STRATEGIES = {
     "specsim.contracts.hypothesis_cases",
 }
 PUBLIC = {
-    "specsim.engines.reference",
     "specsim.world.own",
     "specsim.pytest_plugin",
     "specsim.testing",

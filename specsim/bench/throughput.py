@@ -6,7 +6,7 @@ the curve: so many requests with so many tokens each that arrive at once; when t
 event is one line of the event log: a step of the host or the device, of all requests of its batch.
 
 Run as a module, this is a child process: it reads a question from standard input and prints JSON. A process has either
-the compiled simulator or the one in Python, and imports nothing but the simulator.
+the compiled simulator or the one in Python, and imports nothing but the simulator, or what explores a scope.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.model import FIRST_ORDINARY_TOKEN
 from specsim.engine.request import Turn
 from specsim.engine.rules.checked_engine import checked_engine
-from specsim.engine.small_scopes import scope_named
 from specsim.engine.workload import Scenario, Workload
-from specsim.tiers.accounting.exploration import explore
 
 REQUESTS = 8
 SCHEDULES = 200
@@ -117,7 +115,11 @@ def point_of(requests: int, tokens: int) -> dict[str, float]:
 
 def states_of(scope: str, states: int) -> dict[str, float]:
     """Distinct states a second of a scope, of which at most `states` are seen, and the peak of memory."""
-    explored = explore(scope_named(scope), "visited", states)
+    from specsim.choices.exhaustive import Explorer
+    from specsim.tiers.scheduler.exploration import explore
+    from specsim.tiers.scheduler.small_scopes import scope_named
+
+    explored = explore(scope_named(scope), Explorer(states))
     return {"states/s": explored.states_per_second, "MiB": _peak_mib()}
 
 

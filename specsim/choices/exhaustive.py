@@ -1,20 +1,10 @@
-"""Every schedule of a small system: agents take turns, and a step may ask for choices.
+"""Every schedule of a small system, whose steps ask for choices.
 
-A *schedule* is a path from the first state to one where nobody can go: who went at each step, and what was chosen in
-it. Three ways to go through them, which differ in cost and agree in what they find:
+A *schedule* is a path from the first state to one that is over: what was chosen in each of its steps. A state is gone
+on from once, and the number of schedules is still exact: the schedules from a state are the sum of those from the
+states after it. `Explorer(remembers=False)` runs every schedule by itself instead, and is the reference for that.
 
-`stateless`  every schedule by itself, depth first. Nothing is remembered; the reference for the other two.
-`visited`    a state is gone on from once. The number of schedules is still exact: the schedules from a state are
-             the sum of those from the states after it.
-`reduced`    as `visited`, and of two agents whose next steps commute only the first is let go: every order of
-             independent steps reaches the same states at last, so one order stands for all. Ends and broken rules
-             are those of `visited`; schedules and states are fewer.
-
-The reduction needs that a step of one agent neither enables nor disables the other's and that both orders give the
-same state (Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1996: a persistent set of
-one agent). Systems here have no cycle, so no agent is put off for ever. A step that breaks a rule ends its run and
-would hide what the other agent was about to show: there both are let go. Every `CHECKED_EVERY`th pair of steps is run
-in both orders, and one that does not commute ends the exploration with `NotIndependentError`.
+A system that cannot be copied is run again from its start, once for each schedule: `following` is the next one.
 
 This module imports neither torch nor triton.
 """
@@ -24,48 +14,30 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from specsim.choices.chooser import Chooser, Tape
 
-Method = Literal["stateless", "visited", "reduced"]
-METHODS: tuple[Method, ...] = ("visited", "reduced", "stateless")
-CHECKED_EVERY = 64
 S = TypeVar("S", bound="System")
 
 
 class System(Protocol):
-    """What is explored. Agents are small numbers; `key` is equal for equal states and for no others."""
+    """What is explored. `key` is equal for equal states and for no others."""
 
-    def agents(self) -> Sequence[int]:
-        """Who can go next, the simplest first; nobody at the end."""
-        ...
+    @property
+    def is_over(self) -> bool: ...
 
-    def chooses(self, agent: int) -> bool:
-        """Whether the agent's next step may ask for a choice."""
-        ...
-
-    def step(self, agent: int, chooser: Chooser) -> None: ...
-
-    def outcomes(self, bound: int, label: str) -> Sequence[int]:
-        """The values of a choice that lead to different states, the simplest first."""
-        ...
-
-    def chosen(self, value: int, label: str) -> None:
-        """A value was chosen: budgets go down."""
+    def step(self, chooser: Chooser) -> None:
+        """The next step. Each value of a choice leads to another state."""
         ...
 
     def broken(self) -> tuple[str, ...]:
-        """The rules that were broken on the way to this state."""
+        """The rules that were broken on the way to this state, which is over."""
         ...
 
     def fork(self: S) -> S: ...
 
     def key(self) -> bytes: ...
-
-
-class NotIndependentError(Exception):
-    """Two steps that the reduction takes for independent do not commute."""
 
 
 class CycleError(Exception):
@@ -78,18 +50,14 @@ class CycleError(Exception):
 
 @dataclass(slots=True)
 class Explored:
-    """What an exploration saw. `complete` says that nothing was left out.
+    """What an exploration saw. `complete` says that nothing was left out; else the counts are of what was seen.
 
-    `schedules`  of the whole system with `stateless` and `visited`; with `reduced` those that were needed
-    `states`     distinct states, the first and the last ones included; 0 with `stateless`, which does not know
-    `steps`      steps that were executed
-    `ends`       keys of the states where nobody can go
-    `broken`     for each broken rule, the tape of a schedule that breaks it: who went where two could, and the choices
-
-    When it is not complete, the counts are of what was seen.
+    `states`  distinct states, the first and the last ones included; 0 where they are not remembered
+    `steps`   steps that were executed
+    `ends`    keys of the states that are over
+    `broken`  for each broken rule, the choices of a schedule that breaks it
     """
 
-    method: Method
     schedules: int = 0
     states: int = 0
     steps: int = 0
@@ -98,34 +66,36 @@ class Explored:
     complete: bool = True
 
 
-class _Scripted:
-    """A chooser for one step: the values of `script`, then the simplest; remembers what else it could have said."""
+def following(values: Sequence[int], bounds: Sequence[int]) -> Tape | None:
+    """What the next schedule chooses after one that chose these values below these bounds, depth first: its first
+    choices, the others are zeros. None after the last.
+    """
+    for at in range(len(values) - 1, -1, -1):
+        if values[at] + 1 < bounds[at]:
+            return (*values[:at], values[at] + 1)
+    return None
 
-    __slots__ = ("options", "script", "system", "values")
 
-    def __init__(self, system: System, script: list[int]) -> None:
-        self.system = system
+class Scripted:
+    """A chooser that gives the values of a script, then zeros, and notes what it was asked for. A choice among one
+    thing is none.
+    """
+
+    __slots__ = ("bounds", "script", "values")
+
+    def __init__(self, script: Sequence[int]) -> None:
         self.script = script
         self.values: list[int] = []
-        self.options: list[Sequence[int]] = []
+        self.bounds: list[int] = []
 
-    def choose(self, bound: int, label: str) -> int:
-        options = self.system.outcomes(bound, label)
+    def choose(self, bound: int, _label: str) -> int:
+        if bound == 1:
+            return 0
         at = len(self.values)
-        value = self.script[at] if at < len(self.script) else options[0]
+        value = self.script[at] if at < len(self.script) else 0
         self.values.append(value)
-        self.options.append(options)
-        self.system.chosen(value, label)
+        self.bounds.append(bound)
         return value
-
-    def following(self) -> list[int] | None:
-        """The next script in lexicographic order of outcomes; None after the last."""
-        for at in range(len(self.values) - 1, -1, -1):
-            options = self.options[at]
-            place = options.index(self.values[at]) + 1
-            if place < len(options):
-                return [*self.values[:at], options[place]]
-        return None
 
 
 @dataclass(slots=True)
@@ -138,18 +108,16 @@ class _Frame:
 
 
 class Explorer:
-    """One exploration. `explored` is what was seen so far. It is cut short after `states_max` states, or schedules when
-    states are not remembered.
+    """One exploration. `explored` is what was seen so far. It is cut short after `states_max` states, or schedules
+    where states are not remembered.
     """
 
-    def __init__(self, method: Method, states_max: int = 10_000_000, checked_every: int = CHECKED_EVERY) -> None:
+    def __init__(self, states_max: int = 10_000_000, *, remembers: bool = True) -> None:
         self._states_max = states_max
-        self._checked_every = checked_every
-        self._remembers = method != "stateless"
-        self._reduces = method == "reduced"
-        self._pairs = 0
-        self.explored = Explored(method)
+        self._remembers = remembers
+        self.explored = Explored()
         self._schedules_from: dict[bytes, int] = {}
+        self._ended = 0
 
     def stop(self) -> None:
         """End the exploration before its next step; from another thread or a signal's handler too."""
@@ -157,32 +125,30 @@ class Explorer:
 
     @property
     def counted(self) -> int:
-        """States, or schedules when states are not remembered, that were reached so far."""
-        return len(self._schedules_from) if self._remembers else self.explored.schedules
+        """States, or schedules where states are not remembered, that were reached so far."""
+        return len(self._schedules_from) if self._remembers else self._ended
 
     def run(self, start: System) -> Explored:
-        """Explore from `start`, which is used up. Raises CycleError and NotIndependentError."""
-        collects = gc.isenabled()
-        gc.disable()  # forks make no cycles, and looking for some takes a quarter of the time
+        """Explore from `start`, which is used up. Raises CycleError."""
+        gc.collect()
+        gc.freeze()  # what was there before is not looked at again and again
         try:
             return self._run(start)
         finally:
-            if collects:
-                gc.enable()
+            gc.unfreeze()
 
     def _run(self, start: System) -> Explored:
         explored, known = self.explored, self._schedules_from
         path: list[Tape] = []
-        stack = [self._enter(start, path)]
-        ended = 0
+        stack = [self._enter(start, path, start.key() if self._remembers else b"")]
         while True:
             frame = stack[-1]
-            if (len(known) if self._remembers else ended) >= self._states_max:
+            if self.counted >= self._states_max:
                 explored.complete = False
                 explored.schedules = sum(frame.schedules for frame in stack)
                 break
-            following = next(frame.successors, None)
-            if following is None:
+            after = next(frame.successors, None)
+            if after is None:
                 known[frame.key] = frame.schedules
                 stack.pop()
                 if not stack:
@@ -191,14 +157,13 @@ class Explorer:
                 stack[-1].schedules += frame.schedules
                 path.pop()
                 continue
-            step, state = following
+            step, state = after
             explored.steps += 1
             key = state.key() if self._remembers else b""
             schedules = known.get(key) if self._remembers else None
             if schedules is None:
                 path.append(step)
                 stack.append(self._enter(state, path, key))
-                ended += stack[-1].schedules
             elif schedules < 0:
                 tape = tuple(value for step in (*path, step) for value in step)
                 raise CycleError(f"a schedule comes back to a state after {len(stack)} steps", tape)
@@ -207,68 +172,24 @@ class Explorer:
         explored.states = len(known) if self._remembers else 0
         return explored
 
-    def _enter(self, state: System, path: list[Tape], key: bytes = b"") -> _Frame:
-        agents = state.agents()
+    def _enter(self, state: System, path: list[Tape], key: bytes) -> _Frame:
         if self._remembers:
-            key = key or state.key()
             self._schedules_from[key] = -1  # until its frame is left
-        if not agents:
-            self.explored.ends.add(key or state.key())
-            for signature in state.broken():
-                self.explored.broken.setdefault(signature, tuple(value for step in path for value in step))
-        return _Frame(key, self._successors(state, agents), int(not agents))
-
-    def _successors(self, state: System, agents: Sequence[int]) -> Iterator[tuple[Tape, System]]:
-        """Every step of everybody who can go: what was chosen, and where it leads. `state` is used up."""
-        if len(agents) < 2 or not self._reduces:
-            for at, agent in enumerate(agents):
-                number = (at,) if len(agents) > 1 else ()
-                yield from _steps(state, agent, number, last=at == len(agents) - 1)
-            return
-        self._pairs += 1
-        if self._pairs % self._checked_every == 0:
-            require_independent(state, agents[0], agents[1])
-        # An agent that never chooses has one step, which is also the cheapest to let go.
-        first = next((at for at, agent in enumerate(agents) if not state.chooses(agent)), 0)
-        before, stopped = state.broken(), False
-        for step, after in _steps(state, agents[first], (first,), last=False):
-            stopped |= after.broken() != before
-            yield step, after
-        if stopped:
-            for at, agent in enumerate(agents):
-                if at != first:
-                    yield from _steps(state, agent, (at,), last=at == len(agents) - 1)
+        if not state.is_over:
+            return _Frame(key, _steps(state), 0)
+        self._ended += 1
+        self.explored.ends.add(key or state.key())
+        for signature in state.broken():
+            self.explored.broken.setdefault(signature, tuple(value for step in path for value in step))
+        return _Frame(key, iter(()), 1)
 
 
-def _steps(state: System, agent: int, number: Tape, *, last: bool) -> Iterator[tuple[Tape, System]]:
-    """Every way in which an agent's next step can go. With `last`, `state` itself may be used up."""
-    chooses = state.chooses(agent)
-    script: list[int] | None = []
+def _steps(state: System) -> Iterator[tuple[Tape, System]]:
+    """Every way in which the next step can go: what was chosen, and where it leads."""
+    script: Tape | None = ()
     while script is not None:
-        forked = state if last and not chooses else state.fork()
-        chooser = _Scripted(forked, script)
-        forked.step(agent, chooser)
-        script = chooser.following()
-        if script is not None and not chooses:
-            raise RuntimeError(f"agent {agent} chose though it had said that it would not")
-        yield (*number, *chooser.values), forked
-
-
-def require_independent(state: System, one: int, other: int) -> None:
-    """Raises NotIndependentError when the simplest next steps of two agents, in either order, end in different states.
-    A step that breaks a rule is not compared: it ends the run.
-    """
-    reached = []
-    for agents in ((one, other), (other, one)):
         forked = state.fork()
-        for agent in agents:
-            if agent not in forked.agents():
-                if forked.broken() != state.broken():
-                    return
-                raise NotIndependentError(f"a step of agent {agents[0]} disables agent {agents[1]}")
-            forked.step(agent, _Scripted(forked, []))
-        if forked.broken() != state.broken():
-            return
-        reached.append(forked.key())
-    if reached[0] != reached[1]:
-        raise NotIndependentError(f"steps of agents {one} and {other} give another state in the other order")
+        chooser = Scripted(script)
+        forked.step(chooser)
+        script = following(chooser.values, chooser.bounds)
+        yield tuple(chooser.values), forked

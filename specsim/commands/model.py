@@ -1,8 +1,7 @@
-"""The commands that work on the model: its mutants, its small scopes, and compiling it."""
+"""The commands that work on the model: its mutants, and compiling it."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -170,74 +169,6 @@ def _operator_mutants(
     print_mutants(operator_hunt.COLUMNS, [operator_hunt.row(each) for each in hunted], missed)
     _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in hunted], interrupted)
     return _exit_code(missed=bool(missed), incomplete=incomplete, interrupted=interrupted)
-
-
-def explore(
-    scope: Annotated[str | None, typer.Argument(help="A small scope by name; all of them when left out.")] = None,
-    strategy: Annotated[
-        str, typer.Option(help="visited: each state once; reduced: one order of steps that commute; stateless.")
-    ] = "visited",
-    states: Annotated[int, typer.Option(min=1, help="States (stateless: schedules) after which to stop.")] = 2_000_000,
-    mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
-    json_file: Annotated[Path | None, output_file("--json", help="Write the counts to this file.")] = None,
-    budget_seconds: Annotated[
-        float | None,
-        typer.Option("--budget-seconds", min=0.1, max=SECONDS_MAX, help="Stop after them, with what was counted."),
-    ] = None,
-) -> None:
-    """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states. An
-    interrupt prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
-    """
-    from specsim.selfcheck.mutation import apply, find
-
-    if mutant:  # before the modules of the simulator are loaded
-        apply(find(mutant))
-    from specsim import interrupts
-    from specsim.choices.exhaustive import METHODS, Explorer
-    from specsim.engine.small_scopes import SCOPES, scope_named
-    from specsim.report.live import live
-    from specsim.tiers.accounting.exploration import explore as explore_scope
-    from specsim.tiers.accounting.exploration import log_of
-
-    method = next((method for method in METHODS if method == strategy), None)
-    if method is None:
-        raise UsageError(f"--strategy {strategy!r} is unknown", f"allowed: {', '.join(METHODS)}")
-    chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
-    typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
-    results, found, interrupted = [], False, False
-    deadline = Deadline.after(budget_seconds)
-    for number, one in enumerate(chosen):
-        if interrupted or (number and deadline.is_over):
-            typer.echo(f"{one.name:15}  not run: {'interrupted' if interrupted else 'the time budget was spent'}")
-            continue
-        with interrupts.gentle(), live(f"exploring {one.name}", budget_seconds) as line:
-            explorer = Explorer(method, states)
-            line.count = lambda explorer=explorer: {"states": explorer.counted}
-            timer = threading.Timer(0.0 if budget_seconds is None else deadline.left, explorer.stop)
-            if budget_seconds is not None:
-                timer.start()
-            with interrupts.told(explorer.stop):
-                result = explore_scope(one, method, states, explorer)
-            timer.cancel()
-            interrupted = interrupts.asked()
-        results.append(result.to_json())
-        explored = result.explored
-        shown = str(explored.states) if explored.states else "-"
-        rate = f"{result.states_per_second:.0f}" if explored.states else "-"
-        typer.echo(
-            f"{one.name:15}{explored.schedules:>22}{shown:>10}{len(explored.ends):>7}{rate:>10}"
-            f"{result.memory_mib:>6.0f}  {'complete' if explored.complete else f'stopped at {explorer.counted}'}"
-        )
-        for signature, tape in sorted(explored.broken.items()):
-            found = True
-            typer.echo(f"  broken: {signature}, with the choices {' '.join(map(str, tape))}")
-            for event in log_of(one, tape):
-                typer.echo(f"    {event}")
-    if json_file is not None:
-        save_json(json_file, {"scopes": results})
-    if interrupted:
-        typer.echo("specsim: interrupted; the same again, from the start: specsim explore SCOPE", err=True)
-    raise typer.Exit(FINDING if found else INTERRUPTED if interrupted else PASS)
 
 
 def compile_simulator(

@@ -15,7 +15,7 @@ from pathlib import Path
 from specsim.compiled.finder import package_sources
 
 # The modules of these but for those of LEFT_OUT, and every module of the packages of the key that they import.
-ROOTS = ("engine", "choices.exhaustive")
+ROOTS = ("engine",)
 LEFT_OUT = tuple(f"engine.rules.{name}" for name in ("coverage", "workers"))
 # Protocols from which compiled classes derive, so that their methods are called without a lookup.
 PLAIN_BASES = frozenset({"Accounting", "Observer"})

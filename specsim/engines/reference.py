@@ -13,7 +13,7 @@ import torch
 
 from specsim.contracts.contract import in_place_of
 from specsim.contracts.registry import OPS
-from specsim.reference.engine import Config, Device, Engine, Operations, Request, State
+from specsim.reference.engine import Config, Device, Engine, Operations, RanksOf, Request, State
 from specsim.reference.grammar import Automaton
 from specsim.reference.sequential import SamplingParams, generate, next_token_logprobs
 from specsim.reference.validation import unchecked
@@ -336,18 +336,26 @@ class ReferenceScheduler(OwnScheduler):
     # the loop
 
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
+        def rank(_request: Request, _step: int) -> int:
+            return chooser.choose(self.setup.topk + 1, "accept")
+
         iteration = 0
-        with unchecked(), self._launches():
+        with self._launches():
             while (messages := script(iteration)) is not None:
-                for message in messages:
-                    message()
-                launch = self.engine.step(lambda _request, _step: chooser.choose(self.setup.topk + 1, "accept"))
-                if launch is not None:
-                    rids = tuple(request.rid for request in launch.requests)
-                    self.seen.launches.append(Launch(iteration, launch.kind, rids))
-                self.seen.noted += [Noted(record, iteration) for record in self.device.noted]
-                self.device.noted.clear()
+                self.step(messages, rank, iteration)
                 iteration += 1
+
+    def step(self, messages: Sequence[Any], ranks: RanksOf, iteration: int) -> None:
+        """One iteration: `ranks` says how right the draft model is."""
+        with unchecked():
+            for message in messages:
+                message()
+            launch = self.engine.step(ranks)
+        if launch is not None:
+            rids = tuple(request.rid for request in launch.requests)
+            self.seen.launches.append(Launch(iteration, launch.kind, rids))
+        self.seen.noted += [Noted(record, iteration) for record in self.device.noted]
+        self.device.noted.clear()
 
     def _launches(self) -> AbstractContextManager[Any]:
         """What runs launches of kernels, where operations are such."""

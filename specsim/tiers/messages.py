@@ -79,6 +79,12 @@ class Weigh(Work, tag="weigh", frozen=True):
     beyond_guards: bool = False
 
 
+class Explore(Work, tag="explore", frozen=True):
+    """Run every schedule of a scope."""
+
+    scope: str
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question to a child, of any tier. A tier looks at what applies to it.
 
@@ -104,7 +110,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     count: int
     seconds: float
     hang_seconds: float
-    work: CheckWork | FailureWork | Replay | Shrink | Search | Weigh = CheckWork()
+    work: CheckWork | FailureWork | Replay | Shrink | Search | Weigh | Explore = CheckWork()
     shrinks: bool = True
     known: tuple[str, ...] = ()
     select: tuple[str, ...] = ()
@@ -236,6 +242,26 @@ class Weighed(Message, tag="weighed"):
     why: str = ""
 
 
+class BrokenSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """The first schedule that breaks a rule, the `count` of those that do, its `choices` in their order, and for a
+    reader what users do and what is launched.
+    """
+
+    choices: tuple[int, ...]
+    lines: tuple[str, ...] = ()
+    title: str = ""
+    count: int = 1
+
+
+class ExploredByRuns(Message, tag="explored"):
+    """How many schedules of a scope were run, whether these are all, and by signature what they broke."""
+
+    is_last: ClassVar[bool] = True
+    schedules: int
+    complete: bool
+    broken: dict[str, BrokenSchedule] = msgspec.field(default_factory=dict)
+
+
 class Shrunk(Message, tag="shrunk"):
     """What a shrink left: the finding, the choices and the size `before` and `after`, and whether the code and the case
     are still those of the file.
@@ -250,4 +276,4 @@ class Shrunk(Message, tag="shrunk"):
     same_case: bool = True
 
 
-ANSWERS = OF_EVERY_CHILD | At | Alive | Found | Done | Lost | End | Replayed | Weighed | Shrunk
+ANSWERS = OF_EVERY_CHILD | At | Alive | Found | Done | Lost | End | Replayed | Weighed | ExploredByRuns | Shrunk

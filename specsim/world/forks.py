@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from specsim.choices.chooser import continued, replayed, seeded
+from specsim.choices.exhaustive import Scripted
 from specsim.errors import UsageError, described
 from specsim.isolation import fork_runner as apart
 from specsim.isolation.fork_runner import Called, run_apart
 from specsim.isolation.pipes import SIZE, received, send
 from specsim.isolation.processes import end_fork, fork
 from specsim.world.case import ScheduleCase, shortened
+from specsim.world.chosen_users import Bounds, enumerating
 from specsim.world.schedule import Record, run_schedule
 from specsim.world.scheduler import rows_of, unknown_settings
 
@@ -46,7 +48,8 @@ START_CPU_SECONDS_MAX = 20.0
 
 class WantedSchedule(msgspec.Struct, frozen=True):
     """A schedule: a `case`, or choices that are made already, and where the others come from: `index` of a seed, or
-    zeros (-1). With `records` each step is noted, with `traces` the functions that are run.
+    zeros (-1). With `records` each step is noted, with `traces` the functions that are run. With `bounds` users choose
+    as they go when the requests of the case come, and the tape has what an exploration chooses.
     """
 
     tape: tuple[int, ...]
@@ -56,6 +59,7 @@ class WantedSchedule(msgspec.Struct, frozen=True):
     records: bool = False
     traces: bool = False
     case: ScheduleCase | None = None
+    bounds: Bounds | None = None
 
     def setup(self, setups: Sequence[Setup]) -> Setup:
         """Of a table, the row that its first choice says."""
@@ -283,7 +287,8 @@ class _Runs:
         self._shared[: SIZE.size] = SIZE.pack(len(record))
 
     def _record(self, started: StartedScheduler, setup: Setup, schedule: WantedSchedule) -> Record:
-        chooser, case = schedule.chooser(), schedule.case
+        case, script = schedule.case, Scripted(schedule.tape)
+        chooser = enumerating(script) if schedule.bounds is not None else schedule.chooser()
         if case is None:
             chooser.choose(len(self._target.setups), "setup")
         record = run_schedule(
@@ -292,10 +297,13 @@ class _Runs:
             self._checks,
             chooser,
             workload=case.users() if case is not None else None,
+            bounds=schedule.bounds,
             records=schedule.records,
             traces=schedule.traces,
             note=self._trail.note,
         )
+        if schedule.bounds is not None:
+            return msgspec.structs.replace(record, tape=tuple(script.values), options=tuple(script.bounds))
         return record if case is None else msgspec.structs.replace(record, tape=schedule.tape)
 
 

@@ -197,6 +197,23 @@ class Rules:
                 when = msgspec.structs.replace(violation, when=moment.iteration)
                 self._seen.setdefault((violation.rule, violation.part), when)
 
+    @property
+    def stateless(self) -> list[Check]:
+        """Those that remember nothing of a schedule."""
+        return [check for check in self._checks if check not in self._running]
+
+    @property
+    def remembered(self) -> list[dict[str, Any]]:
+        """What the others remember of it."""
+        return [
+            {name: value for name, value in vars(check).items() if name not in ("setup", "facts")}
+            for check in self._running
+        ]
+
+    def broken_so_far(self, run: Run) -> list[Violation]:
+        """Those of a schedule that goes on."""
+        return [*self._seen.values(), *(violation for check in self._checks for violation in check.after(run))]
+
     def broken(self, run: Run) -> list[Violation]:
         """As they came, to the first that is the last; of those of one iteration first what can cause the others. What
         nobody saw while it ran was seen at the end. A race is harmless where no token is wrong.

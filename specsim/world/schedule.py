@@ -14,6 +14,7 @@ from specsim.choices.chooser import Item
 from specsim.lifting.changes import Function
 from specsim.lifting.ran import noting
 from specsim.world.case import Labelled
+from specsim.world.chosen_users import ChosenUsers
 from specsim.world.fakes import NotRunError
 from specsim.world.rule import Rules, Run, Violation
 from specsim.world.scheduler import Step
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from specsim.choices.chooser import RecordingChooser
+    from specsim.world.chosen_users import Bounds
     from specsim.world.rule import Check
     from specsim.world.scheduler import Setup, StartedScheduler
     from specsim.world.workload import Workload
@@ -46,7 +48,8 @@ class Life(NamedTuple):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What a schedule showed, on a `setup` that has these `settings`. `tape` are all its choices, the setup's first,
     where it was drawn, and `choices` those of the run by label; `events` are lines to read, one a launch. `digest` is
-    of all but the tape: equal when it is reproduced bit for bit.
+    of all but the tape: equal when it is reproduced bit for bit. `options`, of one of all schedules of a scope: how
+    many there were at each choice of its tape.
     """
 
     tape: tuple[int, ...]
@@ -67,6 +70,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ran: tuple[Function, ...] = ()
     ran_lines: dict[str, list[int]] = {}
     tree: str = ""
+    options: tuple[int, ...] = ()
 
 
 def run_schedule(
@@ -76,12 +80,14 @@ def run_schedule(
     chooser: RecordingChooser,
     *,
     workload: Workload | None = None,
+    bounds: Bounds | None = None,
     records: bool = False,
     traces: bool = False,
     note: Callable[[Any], None] = lambda _what: None,
 ) -> Record:
     """Draw what users do from the chooser, unless it is the `workload` that is given, run it, and see which of the
-    rules hold that are checked. The setup's choice was made. With `records` the record has `steps` and `lives`, for a
+    rules hold that are checked. The setup's choice was made. With `bounds` users choose as they go when the requests of
+    `workload` come and what else they do. With `records` the record has `steps` and `lives`, for a
     page; with `traces` the target's functions that `ran`. `note` is told what is run as it is known: the workload in
     plain JSON, then (label, value) of each choice.
     """
@@ -92,7 +98,11 @@ def run_schedule(
     note(plain)
     labelled = Labelled(chooser, note)
     rules = Rules(checks, setup, started.facts)
-    users = Users(started, workload, setup, rules.at)
+    users = (
+        Users(started, workload, setup, rules.at)
+        if bounds is None
+        else ChosenUsers(started, workload.turns, bounds, setup, rules.at, chooser)
+    )
     run = Run(started, users)
     codes: dict[int, CodeType] = {}
     try:
@@ -102,6 +112,7 @@ def run_schedule(
         raise
     except Exception as error:
         run.error = error
+    plain = users.workload.plain()
     violations = rules.broken(run)
     events = tuple(launch.line for launch in started.seen.launches)
     content = [setup.name, plain, users.iterations, [plain_violation(v) for v in violations], events]

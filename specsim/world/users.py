@@ -82,6 +82,7 @@ class Users:
         self.iterations = iteration
         ended = self._ended(iteration)
         self._watch(Moment(iteration, self.started.load(), self._left, self._resumes_at > iteration))
+        self._decide(iteration)
         if iteration in self.workload.leaps:
             self._leap()
         messages = self._pauses(iteration)
@@ -113,6 +114,9 @@ class Users:
             part = "session" if "." in waits and not waits[0].isdigit() else "request"
             raise NeverEndsError("pause" if self._resumes_at >= 0 else part, waits, iteration)
         return messages
+
+    def _decide(self, iteration: int) -> None:
+        """For users that decide as they go: what they do in this iteration."""
 
     def _leap(self) -> None:
         self.started.leap(self.started.facts.leap)

@@ -151,7 +151,9 @@ class SchedulerTier:
         return page_of(stored, answer)
 
     def answers(self, request: Request) -> str:
-        from specsim.tiers.messages import Weigh
+        from specsim.tiers.messages import Explore, Weigh
 
+        if isinstance(request.work, Explore):
+            return "specsim.tiers.scheduler.reruns"
         weighs = isinstance(request.work, Weigh)
         return "specsim.tiers.scheduler.lossless" if weighs else "specsim.tiers.scheduler.answers"
