@@ -73,12 +73,11 @@ from specsim.reference.sequential import (
     next_token_law,
     next_token_logprobs,
 )
-from specsim.reference.tree import Tree, build_tree
+from specsim.reference.tree import QLEN_ONLY, Tree, build_tree
 from specsim.reference.verify_logits import VerifiedStep, verify_logits_greedy, verify_logits_sampled
 
 __all__ = ["Config", "Device", "Engine", "Launch", "Model", "Request", "Session", "State"]
 
-QLEN_ONLY = 1
 NOTHING = -1
 """KV of a slot that nobody has written."""
 

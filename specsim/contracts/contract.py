@@ -271,23 +271,20 @@ def in_place_of(op: Op, implementation: Implementation) -> Callable[..., Any]:
     def call(*positional: Any, **named: Any) -> Any:
         given = signature.bind(*positional, **named)
         given.apply_defaults()
-        before = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.arguments.items()}
-        expected = op.reference(**before)
-        results = expected if isinstance(expected, tuple) else (expected,)
-        outs = [arg.name for arg in op.tensor_args if arg.role is Role.OUT]
         tensors = {name: v for name, v in given.arguments.items() if isinstance(v, torch.Tensor)}
-        tensors |= {name: torch.zeros_like(result) for name, result in zip(outs, results, strict=False)}
-        for arg in op.tensor_args:
-            if arg.role is Role.OUT and arg.prefill is not None:
-                tensors[arg.name].fill_(arg.prefill)
-        sizes = {name: v for name, v in given.arguments.items() if not isinstance(v, torch.Tensor)}
+        expected = op.reference(**{**given.arguments, **{name: tensor.clone() for name, tensor in tensors.items()}})
+        results = () if expected is None else expected if isinstance(expected, tuple) else (expected,)
+        outs = [arg.name for arg in op.tensor_args if arg.role is Role.OUT]
+        shown = {**tensors, **dict(zip(outs, results, strict=True))}
+        sizes = {name: v for name, v in given.arguments.items() if name not in tensors}
         sizes |= {
             dim: size
             for arg in op.tensor_args
-            for dim, size in zip(arg.shape, tensors[arg.name].shape, strict=True)
+            for dim, size in zip(arg.shape, shown[arg.name].shape, strict=True)
             if isinstance(dim, str)
         }
-        found = op.call(implementation, sizes, {name: tensor.contiguous() for name, tensor in tensors.items()})
+        inputs = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        found = op.call(implementation, sizes, {**inputs, **op.allocate_outputs(Case(sizes, inputs))})
         returned = [found[name] for name in outs]
         if expected is None:
             return None

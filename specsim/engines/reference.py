@@ -131,7 +131,7 @@ class HashModel:
 
 def params_of(turn: Turn) -> SamplingParams:
     """What a user asks for."""
-    changes: dict[str, Any] = {turn.penalty: float(PENALTY)} if turn.penalty else {}
+    changes: dict[str, Any] = {turn.penalty: PENALTY} if turn.penalty else {}
     if turn.bias:
         changes["logit_bias"] = dict.fromkeys(range(0, VOCABULARY, turn.bias), BIAS)
     return SamplingParams(
@@ -445,15 +445,16 @@ class ReferenceEngine(OwnEngine):
 
     def start(self, setup: Setup) -> ReferenceScheduler:
         torch.set_num_threads(1)
-        return ReferenceScheduler(setup)
+        return ReferenceScheduler(setup, self.operations())
+
+    def operations(self) -> Operations | None:
+        """What it runs on in the place of the reference's operations."""
+        return None
 
 
 class ReferenceEngineOnKernels(ReferenceEngine):
-    """With specsim's kernels in the place of the reference's operations."""
-
-    def start(self, setup: Setup) -> ReferenceScheduler:
-        torch.set_num_threads(1)
-        return ReferenceScheduler(setup, of_kernels())
+    def operations(self) -> Operations:
+        return of_kernels()
 
 
 engine = ReferenceEngine()

@@ -21,8 +21,8 @@ import torch
 
 from specsim.choices.chooser import replayed
 from specsim.engines.reference import HashModel, ReferenceScheduler
-from specsim.reference.engine import QLEN_ONLY, Config, Device, Engine, Node, PrefixCache, Request
-from specsim.reference.tree import build_tree
+from specsim.reference.engine import Config, Device, Engine, Node, PrefixCache, Request
+from specsim.reference.tree import QLEN_ONLY, build_tree
 from specsim.rules.answers import ANOTHER, VisibleOutputs
 from specsim.rules.slots import FreeSlot
 from specsim.rules.table import CHECKS
