@@ -12,6 +12,8 @@ row of it is a request's page table. Slots are handed out in pages. A slot has o
 
     free page  ->  request (alloc_extend)  ->  prefix cache (insert), or free page (release)  ->  ...
 
+A request owns its pages from the step that plans for them on. When its prompt is prefilled, the whole pages of that go
+to the cache; when it ends, those of its answer do, up to the last token whose KV is computed, and the rest is free.
 What is in the prefix cache belongs to the cache, also while requests read it; a node that some request reads is locked
 and is not evicted.
 
@@ -22,18 +24,32 @@ device's, `Device.seq_lens`. Two things follow:
 * the host gives a request slots for the longest that it may have become and for the tree of the next step behind that
   (`Engine.slots_needed`), and takes what was too much back when the request ends;
 * the result of a launch may be of a request that has ended, was aborted or was retracted meanwhile. It is dropped.
-  What the launch wrote lies in slots that nobody owns by then, or that a later launch writes before it reads them.
+
+A prompt of 10 tokens, 3 draft steps, page size 1. A step brings 4 tokens at most, here it brings 3; its tree has 4
+nodes. Lengths as they are after each step:
+
+    step  launches   then reads             Request.length  allocated          Device.seq_lens
+    1     a prefill  nothing                10              10                 10
+    2     a step     the first bonus token  10              14 = 10 + 4        13
+    3     a step     3 tokens of step 2     13              18 = 10 + 4 + 4    16
+    4     a step     3 tokens of step 3     16              21 = 13 + 4 + 4    19
+
+When step 3 is planned, the host knows of 10 positions: step 2 may bring 4 more, and the tree has 4. Should the request
+end with what step 2 has brought, step 3 was launched in vain: it has written KV into slots that are free by then, and
+may be another request's in step 4. That does no harm. Launches run one after the other, so what step 4 writes there
+comes later, and nobody reads a slot that his own launches have not written.
 
 **Retraction.** When a step needs more pages than are free, the youngest request gives all of its slots back and waits
-again. What its user has been told stays, and is prefilled behind its prompt. A request of a lower priority gives way in
-the same way to one that waits.
+again. What its user has been told stays, and is prefilled behind its prompt; what is in flight is dropped. A request
+that runs alone always fits, for `Engine.submit` takes none that would not. A request of a lower priority gives way in
+the same manner to one that waits.
 
 **Sliding windows.** Half of the layers may read the last `Config.window` positions alone. Their KV has a smaller pool
 of its own: a page of the big pool has a *window page* beside it as long as somebody's window reaches it
 (`Device.window_pages`). A prefix of which the last positions have no window page any more cannot be shared from there.
 
 **Sessions.** The next turn of a session goes on where the turn before ended. Between the two the session is who has the
-row and its slots.
+row and its slots. There is one turn of a session at a time.
 
 **Grammars.** What may follow a draft depends on the tokens before it. So the results of the launch before are read
 first where some request has a grammar.
@@ -195,9 +211,14 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Session(Holder):
-    """A row whose next turn is to come: `text` is what its user has sent and been told so far."""
+    """A row whose next turn is to come.
+
+    text  what its user has sent and been told so far
+    turn  name of the request that is its last turn; "" for none
+    """
 
     text: tuple[int, ...] = ()
+    turn: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -510,6 +531,10 @@ class Device:
         for row, one in zip(biases, params, strict=True):
             for token, bias in one.logit_bias.items():
                 row[token] = bias
+        ends = [(*one.eos_token_ids, *one.stop_token_ids) for one in params]
+        stops = torch.full((bs, max(1, *map(len, ends))), vocab)  # padded with vocab_size
+        for row, tokens in zip(stops, ends, strict=True):
+            row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
 
         def each(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.tensor(values, dtype=dtype)
@@ -526,7 +551,7 @@ class Device:
             presence_penalty=each([one.presence_penalty for one in params]),
             repetition_penalty=each([one.repetition_penalty for one in params]),
             min_new_tokens=each([one.min_new_tokens for one in params], torch.int32),
-            stop_token_ids=torch.full((bs, 1), vocab),
+            stop_token_ids=stops,
             logit_bias=biases,
             bias_rows=torch.arange(bs, dtype=torch.int32),
             bitmask=torch.zeros(0, (vocab + 31) // 32, dtype=torch.int32),
@@ -624,6 +649,7 @@ def is_plain(params: SamplingParams) -> bool:
         and not params.logit_bias
         and not (params.frequency_penalty or params.presence_penalty)
         and params.repetition_penalty == 1
+        and not params.min_new_tokens
     )
 
 
@@ -654,12 +680,40 @@ class Engine:
     # ---- what users ask for
 
     def submit(self, request: Request) -> None:
-        assert request.rid not in self.requests
-        if request.session:
-            request.prompt = (*self.sessions[request.session].text, *request.prompt)
-        request.number = len(self.requests)
+        """Take a request. The turn of a session gets what its session has said so far before its prompt. ValueError
+        where it can never run.
+        """
+        session = self.sessions.get(request.session)
+        prompt = (*session.text, *request.prompt) if session is not None else request.prompt
+        refusal = self._refusal(request, session, prompt)
+        if refusal:
+            raise ValueError(f"request {request.rid!r}: {refusal}")
+        request.number, request.prompt = len(self.requests), prompt
+        if session is not None:
+            session.turn = request.rid
         self.requests[request.rid] = request
         self._wait(request)
+
+    def _refusal(self, request: Request, session: Session | None, prompt: Sequence[int]) -> str:
+        """Why a request can never run; "" for one that can."""
+        config, longest = self.config, len(prompt) + request.params.max_new_tokens
+        pages = self._in_pages(longest + config.num_steps + 1 + config.reach)
+        near = self._in_pages(config.window + max(min(config.chunk, longest), config.num_steps + 1 + config.reach)) + 1
+        if request.rid in self.requests:
+            return "there is one of that name; give each a name of its own"
+        if request.session and session is None:
+            return f"session {request.session!r} is not open; open it first"
+        if session is not None and session.turn and self.requests[session.turn].state is not State.ENDED:
+            return f"the turn before it in session {request.session!r} has not ended; wait for that"
+        if not prompt:
+            return "its prompt is empty; give it one token at least"
+        if longest > config.context:
+            return f"prompt and answer may have {longest} tokens, and a request at most {config.context}"
+        if pages > config.slots // config.page_size:
+            return f"it may need {pages} pages, and the pool has {config.slots // config.page_size}"
+        if config.window and near > config.window_slots // config.page_size:
+            return f"it may need {near} window pages, and there are {config.window_slots // config.page_size}"
+        return ""
 
     def abort(self, rid: str) -> None:
         """Its user wants no more of a request. It ends at once, and a launch of it that is in flight is nobody's."""
@@ -668,11 +722,15 @@ class Engine:
             self._end(request, "abort")
 
     def open(self, session: str) -> None:
-        assert session not in self.sessions
+        """ValueError where one of that name is open."""
+        if session in self.sessions:
+            raise ValueError(f"session {session!r} is open; close it first, or take another name")
         self.sessions[session] = Session()
 
     def close(self, session: str) -> None:
-        """Nothing is kept for a next turn. One that runs goes on to its end."""
+        """Nothing is kept for a next turn. One that runs goes on to its end. ValueError where it is not open."""
+        if session not in self.sessions:
+            raise ValueError(f"session {session!r} is not open")
         self._release_idle(self.sessions.pop(session))
 
     def flush(self) -> bool:
@@ -685,8 +743,17 @@ class Engine:
     def retract_all(self) -> None:
         """Have all that run give their slots back, and wait."""
         self._settle()
-        for request in [*self.running, *([self.chunked] if self.chunked else [])]:
+        for request in self._seated():
             self._retract(request)
+
+    def _seated(self) -> list[Request]:
+        """Those that have a row."""
+        return [*self.running, *([self.chunked] if self.chunked else [])]
+
+    def _session_of(self, request: Request) -> Session | None:
+        """The session of which a request is the last turn, if that is still open."""
+        session = self.sessions.get(request.session)
+        return session if session is not None and session.turn == request.rid else None
 
     @property
     def is_idle(self) -> bool:
@@ -710,14 +777,14 @@ class Engine:
         else:
             done = launch
         if done is not None:
-            self._read(done)
+            self._take_results(done)
         return launch
 
     def _settle(self) -> None:
         """Read the results of the launch in flight."""
         done, self.in_flight = self.in_flight, None
         if done is not None:
-            self._read(done)
+            self._take_results(done)
 
     # ---- admission and prefill
 
@@ -731,7 +798,7 @@ class Engine:
             if room <= 0 or not fits:
                 break
             self.waiting.remove(request)
-            session = self.sessions.get(request.session)
+            session = self._session_of(request)
             if session is not None and session.row >= 0:
                 request.take_over(session)
             else:
@@ -743,7 +810,7 @@ class Engine:
 
     def _fits(self, request: Request, batch: Sequence[Request]) -> bool:
         """Whether a request that waits can be prefilled now, beside all that is still to come of the others."""
-        session = self.sessions.get(request.session)
+        session = self._session_of(request)
         node, shared = self.cache.root, 0
         if session is not None and session.row >= 0:
             shared = session.allocated
@@ -753,17 +820,20 @@ class Engine:
         else:
             return False
         others = [*self.running, *batch]
-        later = sum(len(one.text) - one.length + self._still_to_come(one) for one in others)
-        wanted = len(request.text) - shared + self._still_to_come(request) + self.config.page_size
+        pages = sum(max(0, self._in_pages(self._longest(one)) - self._in_pages(one.allocated)) for one in others)
+        pages += self._in_pages(self._longest(request)) - self._in_pages(shared)
         self.cache.lock(node, +1)  # what it would share cannot be evicted for it
-        fits = self.available >= wanted + later
+        fits = self.available >= pages * self.config.page_size
         self.cache.lock(node, -1)
         return fits or not others
 
     def _gives_way(self, request: Request) -> Request | None:
-        """Of those that run the youngest one of the lowest priority, if that is lower than this request's."""
-        lowest = min(self.running, key=lambda one: (one.priority, -one.number), default=None)
-        return lowest if lowest is not None and lowest.priority < request.priority else None
+        """Who gives way to a request that waits: one of a lower priority."""
+        return self._last_of_all() if self.running and self._last_of_all().priority < request.priority else None
+
+    def _last_of_all(self) -> Request:
+        """Who gives way: of those that run the youngest one of the lowest priority."""
+        return min(self.running, key=lambda one: (one.priority, -one.number))
 
     def _wait(self, request: Request) -> None:
         """The most urgent request first, then the one that came first."""
@@ -780,10 +850,16 @@ class Engine:
             path.pop()
         return path[-1] if path else self.cache.root
 
-    def _still_to_come(self, request: Request) -> int:
-        """Slots that admission leaves for the rest of a request's answer."""
+    def _longest(self, request: Request) -> int:
+        """Positions that admission leaves room for: a request's text, the answer to come as far as `reserve` says, a
+        step in flight and the one behind it.
+        """
         left = request.params.max_new_tokens - len(request.outputs)
-        return int(left * self.config.reserve) + self.config.num_steps + 1 + self.config.reach + self.config.page_size
+        return len(request.text) + int(left * self.config.reserve) + self.config.num_steps + 1 + self.config.reach
+
+    def _in_pages(self, positions: int) -> int:
+        """Pages that so many positions lie in."""
+        return -(-positions // self.config.page_size)
 
     def _seat(self, request: Request, node: Node) -> None:
         """Give a request a row, which begins with what it shares."""
@@ -793,9 +869,9 @@ class Engine:
         request.row = self.free_rows.pop(0)
         request.length = request.allocated = len(slots)
         request.window_from = self.config.window_start(len(slots)) // self.config.page_size
-        self._read_from(request, node)
+        self._attach(request, node)
 
-    def _read_from(self, holder: Holder, node: Node) -> None:
+    def _attach(self, holder: Holder, node: Node) -> None:
         """Have the first slots of a row be the cache's, up to a node, which is locked."""
         path = node.path()
         slots = [slot for one in path for slot in one.slots]
@@ -852,7 +928,7 @@ class Engine:
         """Hand the whole pages of a prefilled text to the cache, and read them there from now on."""
         if self.config.caches:
             slots = self.device.req_to_token[request.row, : request.length].tolist()
-            self._read_from(request, self._insert(request.text[: request.length], slots))
+            self._attach(request, self._insert(request.text[: request.length], slots))
 
     def _insert(self, tokens: Sequence[int], slots: Sequence[int]) -> Node:
         """Hand the slots of the whole pages of a text to the cache. A page that it has already is freed; a window page
@@ -877,9 +953,11 @@ class Engine:
         return longest + self.config.reach
 
     def _decode(self, ranks: RanksOf) -> Launch | None:
-        """Launch a step of all that run; the youngest gives way where pages are short."""
+        """Launch a step of all that run; the youngest gives way where pages are short. One that runs alone always fits:
+        see `_refusal`.
+        """
         while self.running and not self._grow(self.running, [self.slots_needed(request) for request in self.running]):
-            self._retract(max(self.running, key=lambda one: (-one.priority, one.number)))
+            self._retract(self._last_of_all())
         if not self.running:
             return None
         requests = tuple(self.running)
@@ -914,7 +992,7 @@ class Engine:
         page = self.config.page_size
         ends = [max(end, request.allocated) for request, end in zip(requests, ends, strict=True)]
         pages = sum(
-            -(-end // page) - -(-request.allocated // page) for request, end in zip(requests, ends, strict=True)
+            self._in_pages(end) - self._in_pages(request.allocated) for request, end in zip(requests, ends, strict=True)
         )
         for request in requests:
             self._leave_window(request)
@@ -1023,7 +1101,7 @@ class Engine:
 
     # ---- results, and ends
 
-    def _read(self, launch: Launch) -> None:
+    def _take_results(self, launch: Launch) -> None:
         """Take the tokens of a launch, but for requests that have ended or wait again."""
         for number, (request, tokens) in enumerate(zip(launch.requests, launch.tokens, strict=True)):
             has_decoded = number >= launch.prefilled
@@ -1048,7 +1126,7 @@ class Engine:
     def _end(self, request: Request, reason: str) -> None:
         """An end: what is computed of its text goes to the cache or to its session, what it has beside that is free."""
         request.reason = reason
-        session = self.sessions.get(request.session)
+        session = self._session_of(request)
         if session is not None and reason != "abort":
             session.text = tuple(request.text)
         if request.row >= 0:
@@ -1069,8 +1147,8 @@ class Engine:
             self._release(request, [])
             return
         slots = self.device.req_to_token[request.row, : request.allocated].tolist()
-        self._free(slots[-(-length // page) * page :])
-        self._leave(request)
+        self._free(slots[self._in_pages(length) * page :])
+        self._runs_no_more(request)
         request.length = request.allocated = length
         session.take_over(request)
 
@@ -1104,9 +1182,9 @@ class Engine:
             self._lock(holder, holder.node, -1)
         self.free_rows = sorted([*self.free_rows, holder.row])
         holder.row, holder.node = -1, None
-        self._leave(holder)
+        self._runs_no_more(holder)
 
-    def _leave(self, holder: Holder) -> None:
+    def _runs_no_more(self, holder: Holder) -> None:
         """It runs no more."""
         if holder in self.running:
             self.running.remove(holder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ CONFIGS = (
     Config(caches=False, slots=64, reserve=0.1),
     Config(chunk=5),
     Config(mixed=True, slots=64, reserve=0.1),
-    Config(window=6, window_slots=32, slots=96, reserve=0.1),
+    Config(window=6, window_slots=40, slots=96, reserve=0.1),
     Config(window=6, window_slots=80, slots=128, page_size=4, topk=2, num_draft_tokens=6, reserve=0.1, rows=2),
 )
 PROMPT = tuple(range(20, 60))
@@ -62,8 +63,11 @@ def histories(draw: st.DrawFn) -> History:
     for number in range(draw(st.integers(turns, 6))):
         session = "s" if number < turns else ""
         shared = 0 if session else draw(st.integers(0, 12))
-        prompt = PROMPT[:shared] + tuple(90 + number + at % 7 for at in range(draw(st.integers(1, 12))))
-        answer = draw(st.integers(1, 16))
+        # All turns of a session must fit into the pool.
+        prompt = PROMPT[:shared] + tuple(
+            90 + number + at % 7 for at in range(draw(st.integers(1, 6 if session else 12)))
+        )
+        answer = draw(st.integers(1, 8 if session else 16))
         stop = draw(st.sampled_from([None, *decoded(prompt, answer)]))
         change = draw(st.sampled_from(CHANGES))
         grammar = None
@@ -73,6 +77,7 @@ def histories(draw: st.DrawFn) -> History:
         params = SamplingParams(
             max_new_tokens=answer,
             stop_token_ids=() if stop is None else (stop,),
+            min_new_tokens=draw(st.sampled_from([0, 0, answer // 2])),
             return_logprob=draw(st.booleans()),
             **{"temperature": 0.0, **change},
         )
@@ -174,6 +179,62 @@ def test_a_more_urgent_request_takes_the_place_of_another() -> None:
         ended += [rid for rid, one in engine.requests.items() if one.state is State.ENDED and rid not in ended]
     assert ended == ["urgent", "patient"]
     assert engine.requests["patient"].outputs == decoded(PROMPT[:4], 6)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_longest_request_that_is_taken_runs_to_its_end(page_size: int) -> None:
+    config = Config(page_size=page_size, slots=40)
+    device = Device(config, HashModel())
+    engine, answer = Engine(config, device), 40
+    while not engine.requests:
+        answer -= 1
+        with suppress(ValueError):
+            engine.submit(Request("a", PROMPT[:6], SamplingParams(max_new_tokens=answer, temperature=0.0)))
+    for _ in range(2 * answer):
+        engine.step(lambda _request, _step: 3)
+    assert engine.requests["a"].outputs == decoded(PROMPT[:6], answer)
+
+
+def test_a_request_that_can_never_run_is_refused() -> None:
+    config = Config(page_size=4, slots=40, context=60, window=8, window_slots=24, chunk=8)
+    engine = Engine(config, Device(config, HashModel()))
+    engine.open("s")
+
+    def refused(prompt: int, answer: int, session: str = "", rid: str = "b", why: str = "") -> None:
+        params = SamplingParams(max_new_tokens=answer, temperature=0.0)
+        with pytest.raises(ValueError, match=why):
+            engine.submit(Request(rid, PROMPT[:prompt], params, session))
+
+    engine.submit(Request("a", PROMPT[:4], SamplingParams(max_new_tokens=4, temperature=0.0), "s"))
+    refused(4, 4, rid="a", why="one of that name")
+    refused(4, 4, "t", why="'t' is not open")
+    refused(4, 4, "s", why="the turn before it in session 's' has not ended")
+    refused(0, 4, why="empty")
+    refused(40, 21, why="61 tokens, and a request at most 60")
+    refused(20, 16, why="pages, and the pool has 10")
+    with pytest.raises(ValueError, match="'s' is open"):
+        engine.open("s")
+    with pytest.raises(ValueError, match="'t' is not open"):
+        engine.close("t")
+    while not engine.is_idle:
+        engine.step(lambda _request, _step: 0)
+    assert list(engine.requests) == ["a"]
+    assert len(engine.requests["a"].outputs) == 4
+
+
+def test_a_turn_of_a_session_that_was_closed_is_not_the_next_one_of_its_name() -> None:
+    engine = Engine(Config(), Device(Config(), HashModel()))
+    engine.open("s")
+    engine.submit(Request("a", PROMPT[:4], SamplingParams(max_new_tokens=4, temperature=0.0), "s"))
+    engine.step(lambda _request, _step: 0)
+    engine.close("s")
+    engine.open("s")
+    while not engine.is_idle:
+        engine.step(lambda _request, _step: 0)
+        engine.owners()
+    assert engine.sessions["s"].text == ()
+    engine.submit(Request("b", PROMPT[:4], SamplingParams(max_new_tokens=4, temperature=0.0), "s"))
+    assert engine.requests["b"].prompt == PROMPT[:4]
 
 
 def test_a_session_computes_what_is_new_alone(monkeypatch: pytest.MonkeyPatch) -> None:

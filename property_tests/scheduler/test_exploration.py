@@ -34,7 +34,7 @@ COUNTS = {
     "one-request": (6, 18, 6),
     "two-requests": (600, 970, 376),
     "abort": (364, 456, 184),
-    "retract": (783, 1125, 380),
+    "retract": (783, 1232, 430),
     "session": (180, 78, 12),
     "tree": (28, 50, 20),
     "three-requests": (13212, 9953, 3848),
@@ -227,8 +227,8 @@ def test_a_result_of_an_aborted_request_that_is_read_is_found(monkeypatch: pytes
                 request.outputs.extend(tokens)
         whole(self, launch)
 
-    whole = Engine._read
-    monkeypatch.setattr(Engine, "_read", read)
+    whole = Engine._take_results
+    monkeypatch.setattr(Engine, "_take_results", read)
     broken = explore(scope_named("abort")).explored.broken
     assert "scheduler:I40:request:another-token" in broken or any("behind-the" in name for name in broken)
 

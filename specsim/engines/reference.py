@@ -378,7 +378,15 @@ class ReferenceScheduler(OwnScheduler):
         later = sum(len(one.prompt) + one.params.max_new_tokens - one.length for one in engine.running)
         width = engine.device.req_to_token.shape[1]
         is_chunked = engine.chunked is not None
-        return Load(waiting, later, engine.available, len(engine.free_rows), lengths, width, is_chunked)
+        return Load(waiting, later, self._room(), len(engine.free_rows), lengths, width, is_chunked)
+
+    def _room(self) -> int:
+        """Slots for which there are a page and a window page that nobody uses."""
+        engine, page = self.engine, self.engine.config.page_size
+        if not engine.config.window:
+            return engine.available
+        unread = sum(not node.window_locks and engine._has_window(node) for node in engine.cache.nodes())
+        return min(engine.available, (len(engine.free_window_pages) + unread) * page)
 
     def requests(self) -> Iterator[RequestState]:
         for one in self.engine.requests.values():
