@@ -8,16 +8,17 @@ import pytest
 
 from specsim.choices.chooser import seeded
 from specsim.engines.reference import ReferenceEngine, engine, on_kernels
-from specsim.reference.engine import Engine
+from specsim.reference.engine import Device, Engine
 from specsim.rules.table import CHECKS
 from specsim.world.schedule import Record, run_schedule
 
 ROWS = range(len(engine.setups))
 
 
-def schedule(row: int, index: int, target: ReferenceEngine = engine) -> Record:
+def schedule(row: int, index: int, target: ReferenceEngine = engine, *, records: bool = False) -> Record:
     setup = engine.setups[row]
-    return run_schedule(target.start(setup), setup, CHECKS, seeded(0, "reference engine", row, index))
+    chooser = seeded(0, "reference engine", row, index)
+    return run_schedule(target.start(setup), setup, CHECKS, chooser, records=records)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: engine.setups[row].name)
@@ -33,6 +34,35 @@ def test_kernels_in_the_place_of_its_operations_make_no_difference(row: int) -> 
 
 def test_a_schedule_is_the_same_twice() -> None:
     assert schedule(0, 0).digest == schedule(0, 0).digest
+
+
+@pytest.mark.parametrize("row", ROWS[::3], ids=lambda row: engine.setups[row].name)
+def test_a_schedule_that_is_recorded_is_the_same(row: int) -> None:
+    recorded = schedule(row, 0, records=True)
+    assert recorded.digest == schedule(row, 0).digest
+    assert len(recorded.states) == sum(step.kind == "mark" for step in recorded.steps)
+    held = [leaf for state in recorded.states for leaf in state["slots"].values()]
+    assert {(holds, should) for _owner, _at, holds, should in held if should and holds != should} == set()
+    assert any(should for _owner, _at, _holds, should in held)
+    launches = [step for step in recorded.steps if step.kind == "launch"]
+    assert {step.what for step in launches} == {"extend", "decode"}
+    assert all(step.where.startswith("Engine.") for step in launches)
+    assert max(step.n for step in recorded.steps if step.kind == "wait") == len(launches)
+
+
+def test_the_launch_that_reads_kv_of_other_tokens_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "_extend_draft", lambda *_: None)
+    found = schedule(0, 0, records=True)
+    read = [violation for violation in found.violations if violation.rule == "D1"]
+    assert read
+    assert all(violation.at for violation in read)
+
+
+def test_an_error_of_the_engine_is_shown_by_its_own_lines() -> None:
+    scheduler = engine.start(engine.setups[0])
+    with pytest.raises(ValueError, match="not open") as error:
+        scheduler.engine.close("none")
+    assert [name for name, _line in scheduler.traceback_of(error.value)] == ["close"]
 
 
 def test_schedules_bring_it_where_it_can_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +16,17 @@ import torch
 
 from specsim.contracts.contract import in_place_of
 from specsim.contracts.registry import OPS
-from specsim.reference.engine import Config, Device, Engine, Operations, RanksOf, Request, State
+from specsim.reference import engine as engine_module
+from specsim.reference.engine import Config, Device, Engine, Holder, Operations, RanksOf, Request, State
+from specsim.reference.engine import Launch as InFlight
 from specsim.reference.grammar import Automaton
 from specsim.reference.sequential import SamplingParams, generate, next_token_logprobs
 from specsim.reference.validation import unchecked
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, likely, prefix_of
-from specsim.world.kv import DraftRead, wrong_content
+from specsim.world.kv import DraftRead, content_name, wrong_content
 from specsim.world.own import OwnEngine, OwnScheduler
 from specsim.world.scheduler import (
+    END,
     Answer,
     Facts,
     Launch,
@@ -33,13 +39,18 @@ from specsim.world.scheduler import (
     RequestState,
     Seen,
     Setup,
+    Step,
     TreeNode,
     Turn,
 )
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from specsim.choices.chooser import Chooser
 
+HOST, STREAM = "host", "device"
+ENGINE_FILE = Path(engine_module.__file__)
 LIKELY, UNLIKELY = (8.0, 6.75, 5.5, 4.25, 3.0), 1.0
 """Logits of the most likely tokens, and of all others: no penalty and no bias makes two of the likely ones equal."""
 WINDOW_SLOTS = 96
@@ -162,6 +173,47 @@ def row_of(logprobs: torch.Tensor, token: int, top: int) -> LogprobRow:
     return tuple((float(logprobs[one]), one) for one in (token, *best))
 
 
+@dataclass(slots=True)
+class EngineRecording:
+    """What a page shows of a schedule: each launch, its run by the device, and whose results the host reads.
+
+    `state`  what `Seen.states` has of now, where requests are about to be launched
+    """
+
+    seen: Seen
+    state: Callable[[Collection[str]], dict[str, dict[str, Any]]]
+    launched: int = 0
+    before: int = 0
+    """Launches of the iterations before."""
+
+    def iteration(self, number: int) -> None:
+        self.before = self.launched
+        self.mark(f"iteration {number}")
+
+    def mark(self, what: str, who: str = "") -> None:
+        self.seen.states.append(self.state(who.split()))
+        self.seen.steps.append(Step(HOST, "mark", what, who=who))
+
+    def launch(self, what: str, who: str) -> None:
+        self.mark(what, who)
+        self.launched += 1
+        about: dict[str, Any] = {"where": _engine_line(), "number": self.launched, "stream": STREAM}
+        self.seen.steps.append(Step(HOST, "launch", what, **about))
+        self.seen.steps.append(Step(STREAM, "run", what, **about, n=self.launched))
+
+    def results(self, launch: int) -> None:
+        """The host reads what is there up to that launch."""
+        self.seen.steps.append(Step(HOST, "wait", "results", _engine_line(), stream=STREAM, n=launch))
+
+
+def _engine_line() -> str:
+    """FUNCTION at FILE:LINE of the engine, where it is at work."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != str(ENGINE_FILE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_qualname} at {ENGINE_FILE.name}:{frame.f_lineno}" if frame else ""
+
+
 class WatchedDevice(Device):
     """A device that notes, before each step, KV that is not of its request's tokens: of the target's once, of the draft
     model's, too.
@@ -173,12 +225,14 @@ class WatchedDevice(Device):
         """By row the tokens of its request, as the device has said them."""
         self.rids: dict[int, str] = {}
         self.noted: list[Any] = []
+        self.recording: EngineRecording | None = None
         self._seen: set[tuple[str, str]] = set()
 
     def seat(self, row: int, rid: str, shared: Sequence[int]) -> None:
         self.texts[row], self.rids[row] = Prefixes(shared), rid
 
     def prefill(self, rows: Sequence[int], starts: Sequence[int], chunks: Sequence[Sequence[int]]) -> torch.Tensor:
+        self._record("extend", rows)
         for row, chunk in zip(rows, chunks, strict=True):
             self._look(row, "extend")
             self._say(row, chunk)
@@ -189,12 +243,17 @@ class WatchedDevice(Device):
         super().begin(row, said)
 
     def decode(self, rows: Sequence[int], *how: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
+        self._record("decode", rows)
         for row in rows:
             self._look(row, "verify")
         said, logits = super().decode(rows, *how)
         for row, tokens in zip(rows, said, strict=True):
             self._say(row, tokens)
         return said, logits
+
+    def _record(self, what: str, rows: Sequence[int]) -> None:
+        if self.recording is not None:
+            self.recording.launch(what, " ".join(self.rids[row] for row in rows))
 
     def _say(self, row: int, tokens: Sequence[int]) -> None:
         self.texts[row].say(self.texts[row].count, tokens)
@@ -223,14 +282,22 @@ class WatchedDevice(Device):
 
 
 class WatchedEngine(Engine):
-    """Tells the device of a row's next request."""
+    """Tells the device of a row's next request, and a recording of results that are read."""
+
+    device: WatchedDevice
 
     def _admit(self) -> list[Request]:
         batch = super()._admit()
         for request in batch:
             if request is not self.chunked:
-                self.device.seat(request.row, request.rid, request.text[: request.length])  # type: ignore[attr-defined]
+                self.device.seat(request.row, request.rid, request.text[: request.length])
         return batch
+
+    def _take_results(self, launch: InFlight) -> None:
+        recording = self.device.recording
+        if recording is not None:
+            recording.results(recording.before if self.config.overlap else recording.launched)
+        super()._take_results(launch)
 
 
 def of_kernels() -> Operations:
@@ -342,8 +409,15 @@ class ReferenceScheduler(OwnScheduler):
         iteration = 0
         with self._launches():
             while (messages := script(iteration)) is not None:
+                if self.device.recording is not None:
+                    self.device.recording.iteration(iteration)
                 self.step(messages, rank, iteration)
                 iteration += 1
+        if self.device.recording is not None:
+            self.device.recording.mark(END)
+
+    def record(self) -> None:
+        self.device.recording = EngineRecording(self.seen, self._state)
 
     def step(self, messages: Sequence[Any], ranks: RanksOf, iteration: int) -> None:
         """One iteration: `ranks` says how right the draft model is."""
@@ -354,7 +428,8 @@ class ReferenceScheduler(OwnScheduler):
         if launch is not None:
             rids = tuple(request.rid for request in launch.requests)
             self.seen.launches.append(Launch(iteration, launch.kind, rids))
-        self.seen.noted += [Noted(record, iteration) for record in self.device.noted]
+        at = (self.device.recording.launched,) if self.device.recording is not None else ()
+        self.seen.noted += [Noted(record, iteration, at) for record in self.device.noted]
         self.device.noted.clear()
 
     def _launches(self) -> AbstractContextManager[Any]:
@@ -439,6 +514,74 @@ class ReferenceScheduler(OwnScheduler):
             free_row_numbers=list(engine.free_rows),
             **windows,
         )
+
+    def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
+        """Of the engine."""
+        frames = traceback.extract_tb(error.__traceback__)
+        return [
+            (frame.name, f"{ENGINE_FILE.name}:{frame.lineno}") for frame in frames if frame.filename == str(ENGINE_FILE)
+        ]
+
+    def _state(self, launching: Collection[str]) -> dict[str, dict[str, Any]]:
+        """As a page shows it: the sections of `specsim.tiers.states`. The host counts what it is about to launch."""
+        engine, found = self.engine, dict[str, dict[str, Any]](slots={}, cells={}, owners={})
+        found["lists"] = {
+            "waiting": [one.rid for one in engine.waiting],
+            "running": [one.rid for one in engine.running],
+            "results to take": int(engine.in_flight is not None),
+            "free rows": len(engine.free_rows),
+            "free slots": len(engine.free_pages) * engine.config.page_size,
+            "evictable": engine.cache.evictable,
+        }
+        if engine.config.window:
+            found["lists"]["free window slots"] = len(engine.free_window_pages) * engine.config.page_size
+        texts = {one.rid: one.text for one in engine.requests.values()}
+        chains = {rid: Prefixes(text).first(len(text)).tolist() for rid, text in texts.items()}
+        names = {content: f"{rid}@{at}" for rid, chain in chains.items() for at, content in enumerate(chain)}
+        for node in engine.cache.nodes():
+            for slot in node.slots:
+                content = self.slot_content(slot)
+                found["slots"][str(slot)] = ["tree", -1, content_name(names, content), ""]
+        for one in engine.requests.values():
+            found[f"request {one.rid}"] = {
+                "state": one.state.value,
+                "ended": one.reason,
+                "row": one.row if one.row >= 0 else None,
+                "committed": one.length,
+                "allocated": one.allocated,
+                "cached prefix": one.shared,
+                "prompt": list(one.prompt),
+                "outputs": list(one.outputs),
+            }
+            self._show(found, one.rid, one, 0 if one.rid in launching else one.length, chains[one.rid], names)
+        for name, session in engine.sessions.items():
+            text = list(session.text)
+            chain = Prefixes(text).first(len(text)).tolist()
+            self._show(found, f"session {name}", session, session.length, chain, names)
+        return found
+
+    def _show(
+        self,
+        found: dict[str, dict[str, Any]],
+        owner: str,
+        holder: Holder,
+        due: int,
+        chain: list[int],
+        names: dict[int, str],
+    ) -> None:
+        """The row of a request or a session, what its slots hold, and what those should that are `due`."""
+        if holder.row < 0:
+            return
+        slots = self.device.req_to_token[holder.row, : holder.allocated].tolist()
+        held = list(map(self.slot_content, slots))
+        wrong = (at for at, (own, wanted) in enumerate(zip(held, chain, strict=False)) if own != wanted)
+        ready = next(wrong, min(len(held), len(chain)))
+        found["owners"][owner] = [holder.row, holder.length, holder.allocated, holder.shared, ready]
+        for at, (slot, content) in enumerate(zip(slots, held, strict=True)):
+            found["cells"][f"{holder.row},{at}"] = slot
+            by = "tree" if at < holder.shared else owner
+            wanted = names.get(chain[at], "") if at < due else ""
+            found["slots"][str(slot)] = [by, at, content_name(names, content), wanted]
 
     def content_of(self, tokens: Sequence[int]) -> int:
         return prefix_of(tokens)

@@ -56,6 +56,12 @@ def wrong_content(
     return WrongContent(rid, phase, pool, position, slot, holds, function, where)
 
 
+def content_name(names: Mapping[int, str], content: int) -> str:
+    """What a slot holds, for a reader: its name of those that are known, or the first digits of the hash."""
+    special = {UNWRITTEN: "", REJECTED: "a rejected draft"}
+    return special[content] if content in special else names.get(content) or f"#{content:016x}"[:9]
+
+
 @dataclass(frozen=True, slots=True)
 class BadValue:
     """A number that the device read and that no valid schedule gives: memory that nobody had written yet."""

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.engines.sglang.scheduler.families import slots_in
 from specsim.world.hash_model import EMPTY, extended
-from specsim.world.kv import REJECTED, UNWRITTEN
+from specsim.world.kv import UNWRITTEN, content_name
 
 if TYPE_CHECKING:
     from specsim.engines.sglang.scheduler.boot import Booted
 
 Number = Callable[[Any, str], int]
 Sections = dict[str, dict[str, Any]]
-_SPECIAL = {UNWRITTEN: "", REJECTED: "a rejected draft"}
 
 
 def sections(
@@ -76,10 +75,10 @@ def sections(
                     continue
                 owner = f"{known[0]} and {owner}"
             should = f"{rid}@{position}" if is_right or position < due else ""
-            holds = should if is_right else _named(names, content)
+            holds = should if is_right else content_name(names, content)
             slots[slot] = [owner, position, holds, should]
     for slot in shared - set(slots):
-        slots[slot] = ["tree", -1, _named(names, _content(booted, slot)), ""]
+        slots[slot] = ["tree", -1, content_name(names, _content(booted, slot)), ""]
     found["slots"] = {str(slot): slots[slot] for slot in sorted(slots) if slot > 0}
     return found
 
@@ -91,10 +90,6 @@ def _chain(tokens: list[int]) -> list[int]:
         prefix = extended(prefix, token)
         chain.append(prefix)
     return chain
-
-
-def _named(names: dict[int, str], content: int) -> str:
-    return _SPECIAL[content] if content in _SPECIAL else names.get(content) or f"#{content:016x}"[:9]
 
 
 def _content(booted: Booted, slot: int) -> int:
