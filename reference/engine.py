@@ -698,7 +698,7 @@ class Engine:
         """Why a request can never run; "" for one that can."""
         config, longest = self.config, len(prompt) + request.params.max_new_tokens
         pages = self._in_pages(longest + config.num_steps + 1 + config.reach)
-        near = self._in_pages(config.window + max(min(config.chunk, longest), config.num_steps + 1 + config.reach)) + 1
+        near = self._in_window(longest)
         if request.rid in self.requests:
             return "there is one of that name; give each a name of its own"
         if request.session and session is None:
@@ -825,6 +825,8 @@ class Engine:
         self.cache.lock(node, +1)  # what it would share cannot be evicted for it
         fits = self.available >= pages * self.config.page_size
         self.cache.lock(node, -1)
+        if self.config.window:
+            fits &= self.available_window >= sum(map(self._window_pages_to_come, [*others, request]))
         return fits or not others
 
     def _gives_way(self, request: Request) -> Request | None:
@@ -857,6 +859,18 @@ class Engine:
         left = request.params.max_new_tokens - len(request.outputs)
         return len(request.text) + int(left * self.config.reserve) + self.config.num_steps + 1 + self.config.reach
 
+    def _window_pages_to_come(self, request: Request) -> int:
+        """Window pages that a request may yet need beside those that it has."""
+        near = self._in_window(len(request.text) - request.length)
+        return max(0, near - max(0, self._in_pages(request.allocated) - request.window_from))
+
+    def _in_window(self, prefilled: int) -> int:
+        """Window pages that a request may have at a time, where so many tokens are to be prefilled: of its window, and
+        of a chunk, or of a step in flight and the one behind it.
+        """
+        step = self.config.num_steps + 1 + self.config.reach
+        return self._in_pages(self.config.window + max(step, min(self.config.chunk, prefilled))) + 1
+
     def _in_pages(self, positions: int) -> int:
         """Pages that so many positions lie in."""
         return -(-positions // self.config.page_size)
@@ -888,7 +902,9 @@ class Engine:
             one.window_locks += by
 
     def _prefill(self, batch: list[Request]) -> Launch | None:
-        """Launch a prefill of at most `chunk` tokens; a request that is not done with it is the chunked one."""
+        """Launch a prefill of at most `chunk` tokens; a request that is not done with it is the chunked one. Behind one
+        that gets no pages nobody begins.
+        """
         room = self.config.chunk
         rows, starts, chunks, done, requests = [], [], [], [], []
         for request in batch:
@@ -896,6 +912,7 @@ class Engine:
             count = min(room, len(text) - request.length)
             if not count or not self._grow([request], [request.length + count]):
                 self._retract(request)
+                room = 0
                 continue
             rows.append(request.row)
             starts.append(request.length)
@@ -986,6 +1003,12 @@ class Engine:
     def available(self) -> int:
         """Slots that a request may get: free ones, and those of the cache that nobody reads."""
         return len(self.free_pages) * self.config.page_size + self.cache.evictable
+
+    @property
+    def available_window(self) -> int:
+        """Window pages that a request may get: free ones, and those of the cache that nobody reads."""
+        unread = sum(not node.window_locks and self._has_window(node) for node in self.cache.nodes())
+        return len(self.free_window_pages) + unread
 
     def _grow(self, requests: Sequence[Request], ends: Sequence[int]) -> bool:
         """Give requests slots up to these positions; False, and nothing, where there are too few pages."""

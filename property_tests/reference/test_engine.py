@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -235,6 +236,34 @@ def test_a_turn_of_a_session_that_was_closed_is_not_the_next_one_of_its_name() -
     assert engine.sessions["s"].text == ()
     engine.submit(Request("b", PROMPT[:4], SamplingParams(max_new_tokens=4, temperature=0.0), "s"))
     assert engine.requests["b"].prompt == PROMPT[:4]
+
+
+def test_nobody_begins_before_one_that_gets_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Config(), Device(Config(), HashModel()))
+    params = SamplingParams(max_new_tokens=4, temperature=0.0)
+    for rid, prompt in (("a", PROMPT[:8]), ("b", PROMPT[8:10])):
+        engine.submit(Request(rid, prompt, params))
+    grow = engine._grow
+    monkeypatch.setattr(engine, "_grow", lambda requests, ends: len(requests) != 1 or requests[0].rid != "a")
+    assert engine.step(lambda _request, _step: 0) is None
+    monkeypatch.setattr(engine, "_grow", grow)
+    launch = engine.step(lambda _request, _step: 0)
+    assert launch is not None
+    assert [request.rid for request in launch.requests] == ["a", "b"]
+
+
+def test_a_request_is_admitted_where_its_window_has_room() -> None:
+    """Each of two needs most of the pool of window pages for its prompt."""
+    config = Config(window=6, window_slots=40, rows=2, caches=False)
+    engine = Engine(config, Device(config, HashModel()))
+    params = SamplingParams(max_new_tokens=6, temperature=0.0)
+    for rid in ("a", "b"):
+        engine.submit(Request(rid, PROMPT[:31], params))
+    seen = []
+    while not engine.is_idle:
+        engine.step(lambda _request, _step: 0)
+        seen += [tuple(one.state for one in engine.requests.values())]
+    assert not any(now[1] is State.WAITING and before[1] is not State.WAITING for before, now in pairwise(seen))
 
 
 def test_a_session_computes_what_is_new_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -457,11 +457,10 @@ class ReferenceScheduler(OwnScheduler):
 
     def _room(self) -> int:
         """Slots for which there are a page and a window page that nobody uses."""
-        engine, page = self.engine, self.engine.config.page_size
+        engine = self.engine
         if not engine.config.window:
             return engine.available
-        unread = sum(not node.window_locks and engine._has_window(node) for node in engine.cache.nodes())
-        return min(engine.available, (len(engine.free_window_pages) + unread) * page)
+        return min(engine.available, engine.available_window * engine.config.page_size)
 
     def requests(self) -> Iterator[RequestState]:
         for one in self.engine.requests.values():
