@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,11 @@ def test_schedules_bring_it_where_it_can_go_wrong(monkeypatch: pytest.MonkeyPatc
             schedule(row, index)
     assert min(happened.values()) > 10
     assert len(happened) == 6
+
+
+def test_another_source_of_the_engine_is_another_source(tmp_path: Path) -> None:
+    other = tmp_path / "engine.py"
+    other.write_text("state = 1\n", "utf-8")
+    changed = ReferenceEngine()
+    changed.sources = (str(other),)
+    assert changed.source_hash != engine.source_hash == ReferenceEngine().source_hash

@@ -592,6 +592,7 @@ class ReferenceScheduler(OwnScheduler):
 class ReferenceEngine(OwnEngine):
     setups = SETUPS
     starts_anew = True
+    sources = (str(ENGINE_FILE),)
 
     def start(self, setup: Setup) -> ReferenceScheduler:
         torch.set_num_threads(1)

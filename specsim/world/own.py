@@ -130,6 +130,8 @@ class OwnEngine(ABC):
     imported: Sequence[str] = ()
     has_rust_tree = False
     starts_anew = False
+    sources: Sequence[str] = ()
+    """Other files of the engine: a replay says when one of them has changed."""
 
     @abstractmethod
     def start(self, setup: Setup) -> StartedScheduler: ...
@@ -141,8 +143,9 @@ class OwnEngine(ABC):
 
     @property
     def source_hash(self) -> str:
-        """Of the file that has this class."""
-        return hashlib.sha256(Path(inspect.getfile(type(self))).read_bytes()).hexdigest()[:16]
+        """Of the file that has this class, and of `sources`."""
+        files = [inspect.getfile(type(self)), *self.sources]
+        return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
     def statements(self, file: str) -> Sequence[tuple[int, int]]:
         return ()
