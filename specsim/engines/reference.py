@@ -53,8 +53,6 @@ HOST, STREAM = "host", "device"
 ENGINE_FILE = Path(engine_module.__file__)
 LIKELY, UNLIKELY = (8.0, 6.75, 5.5, 4.25, 3.0), 1.0
 """Logits of the most likely tokens, and of all others: no penalty and no bias makes two of the likely ones equal."""
-WINDOW_SLOTS = 96
-"""Fewer than the longest request has tokens, and enough for what one reads of its window and for a chunk."""
 PENALTY, BIAS = 1.5, -4.0
 SAMPLING: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.001},
@@ -107,6 +105,7 @@ SETUPS = (
     Setup(mixed=True),
     Setup(window=16, slots=200),
     Setup(window=16, page_size=4, sessions=True, topk=2, draft_tokens=6, slots=240),
+    Setup(window=8, sessions=True, slots=200),
 )
 
 
@@ -160,6 +159,13 @@ def grammar_of(turn: Turn) -> Automaton | None:
         return None
     steps = {at: {token: at + 1} for at, token in enumerate(turn.grammar)}
     return Automaton(steps, [len(turn.grammar)], VOCABULARY)
+
+
+def window_slots(window: int) -> int:
+    """Of the pool of window pages: fewer than the longest request has tokens where a window is wide, and more than some
+    requests need where it is narrow.
+    """
+    return max(96, 224 - 8 * window) if window else 0
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -325,7 +331,7 @@ class ReferenceScheduler(OwnScheduler):
             caches=setup.radix,
             mixed=setup.mixed,
             window=setup.window,
-            window_slots=WINDOW_SLOTS if setup.window else 0,
+            window_slots=window_slots(setup.window),
         )
         self.device = WatchedDevice(config, HashModel(), operations)
         self._has_kernels = operations is not None
@@ -456,11 +462,17 @@ class ReferenceScheduler(OwnScheduler):
         return Load(waiting, later, self._room(), len(engine.free_rows), lengths, width, is_chunked)
 
     def _room(self) -> int:
-        """Slots for which there are a page and a window page that nobody uses."""
-        engine = self.engine
-        if not engine.config.window:
-            return engine.available
-        return min(engine.available, engine.available_window * engine.config.page_size)
+        """Slots of pages that no row has, and of those no window either; counted by the rows, and not as the engine
+        does.
+        """
+        config, held, near = self.engine.config, set[int](), set[int]()
+        for holder in (*self.engine.requests.values(), *self.engine.sessions.values()):
+            if holder.row >= 0:
+                pages = self.device.req_to_token[holder.row, : holder.allocated : config.page_size].tolist()
+                held.update(pages)
+                near.update(pages[holder.window_from :])
+        room = config.slots - len(held) * config.page_size
+        return min(room, config.window_slots - len(near) * config.page_size) if config.window else room
 
     def requests(self) -> Iterator[RequestState]:
         for one in self.engine.requests.values():
