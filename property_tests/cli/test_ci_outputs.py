@@ -263,12 +263,12 @@ def test_what_could_not_be_checked_here_is_not_gone() -> None:
 
 
 def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -> None:
-    arguments = ("dev", "check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
+    arguments = ("dev", "check", "model", "--mutant", "A05", "--schedules", "12")
     written = specsim(tmp_path, *arguments, "--baseline", "base.json", "--update-baseline", "--no-shrink")
     assert written.returncode == 0, written.stderr
     assert written.stdout.splitlines()[-1] == "written: 1 finding in the baseline base.json"
     entries = json.loads((tmp_path / "base.json").read_text())["findings"]
-    assert [entry["signature"] for entry in entries] == ["accounting:I53:short:session save"]
+    assert [entry["signature"] for entry in entries] == ["scheduler:I66:slots:lost"]
     files = ("--junit", "j.xml", "--sarif", "s.json", "--json", "v.json")
     summary = str(tmp_path / "summary.md")
     again = specsim(
@@ -276,9 +276,9 @@ def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -
     )
     assert (again.returncode, "no new findings, 1 known" in again.stdout) == (0, True)
     assert "::error" not in again.stdout
-    assert "| known | session-claim (I53) |" in Path(summary).read_text()
+    assert "| known | slots-at-rest (I66) |" in Path(summary).read_text()
     data = json.loads((tmp_path / "v.json").read_text())
-    assert data["baseline"]["known"] == ["accounting:I53:short:session save"]
+    assert data["baseline"]["known"] == ["scheduler:I66:slots:lost"]
     assert valid((tmp_path / "s.json").read_text())["runs"][0]["results"][0]["baselineState"] == "unchanged"
     assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "0"
 
@@ -331,9 +331,9 @@ def test_what_is_wrong_with_a_baseline_is_said_before_anything_is_checked(
 
 
 def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) -> None:
-    arguments = ("dev", "check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
+    arguments = ("dev", "check", "model", "--mutant", "A05", "--schedules", "12")
     ended = specsim(tmp_path, *arguments, "--baseline", "model", "--json", "v.json", "--github", "--no-shrink")
     assert (ended.returncode, "1 new finding, 0 known from model" in ended.stdout) == (1, True), ended.stderr
-    assert "::error title=session-claim (I53)" in ended.stdout
+    assert "::error title=slots-at-rest (I66)" in ended.stdout
     (found,) = json.loads((tmp_path / "v.json").read_text())["findings"]
     assert found["order"] is None

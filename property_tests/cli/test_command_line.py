@@ -292,8 +292,8 @@ def test_no_work_begins_after_the_budget_and_a_line_reports_it(tmp_path: Path) -
     from specsim.selfcheck import mutant_table
     from specsim.selfcheck.mutation import find
 
-    assert mutant_table.hunt_all([find("N01")], stopped=lambda: True) == []
-    assert mutant_table.hunt_all([find("N01")], deadline=Deadline.after(0.0)) == []
+    assert mutant_table.hunt_all([find("A01")], stopped=lambda: True) == []
+    assert mutant_table.hunt_all([find("A01")], deadline=Deadline.after(0.0)) == []
     fixture = Path(__file__).parents[2] / "fixtures" / "replays" / "session-tail-leak.json"
     (tmp_path / "found").mkdir()
     (tmp_path / "found" / "a.json").write_text(fixture.read_text())

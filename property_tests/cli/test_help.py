@@ -121,7 +121,6 @@ def test_help_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
         (["check", "--only", "acounting"], "accounting"),
         (["dev", "check", "--mutant", "A02-finish"], "A02-finished"),
         (["mutants", "A02-finish"], "A02-finished"),
-        (["mutants", "--without", "I332"], "I32 or I33"),
         (["template", "alloc_extent"], "alloc_extend"),
         (["explore", "one-reqest"], "one-request"),
         (["explain", "stale_result"], "stale-result"),

@@ -63,14 +63,14 @@ LAYERS = {  # each may use only layers that stand before it in this table
         "packaging torch triton numpy msgspec",
     ),
     "compiled": layer("errors isolation files lifting"),
-    "mutation": layer("errors compiled", "msgspec"),
+    "mutation": layer("errors", "msgspec"),
     "tiers": layer(
         "deadline errors interrupts isolation files verdict replay_file choices engine reference contracts "
         "kernels interpreter lifting world rules model engines compiled mutation",
         "torch triton msgspec",
     ),
     "selfcheck": layer(
-        "deadline errors interrupts isolation verdict choices engine contracts interpreter engines compiled "
+        "deadline errors interrupts isolation verdict choices contracts interpreter world rules model engines "
         "mutation tiers",
         "torch msgspec",
     ),
@@ -90,7 +90,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     ),
     "report": layer("deadline errors interrupts files verdict replay_file tiers", "jinja2 markupsafe pygments rich"),
 }
-# A folder in two layers: a tier puts a mutant into the model, and the tiers hunt the mutants.
+# A folder in two layers: a tier puts a mutant into the reference engine, and schedules of the tier hunt the mutants.
 # The reference engine as a scheduler: of the engines the only one that is ours, and may import the reference.
 LOWER = {
     **{f"specsim.selfcheck.{name}": "mutation" for name in ("mutation", "catalogue")},

@@ -61,15 +61,14 @@ class Asked:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """The tiers to run: of a selection those that it may be of. A mutant is of what schedules run: operations are
-        not touched.
-        """
+        """The tiers to run: of a selection those that it may be of. A mutant is of what the scheduler tier runs."""
+        if self.mutant:
+            return ("scheduler",)
         from specsim.tiers.registry import TIERS
 
         is_default = {name: tier.by_default and tier.is_of(self.target) for name, tier in TIERS.items()}
         default = [name for name in TIERS if is_default[name] and self.selection.needs(name)]
-        wanted = [self.only] if self.only else default
-        return tuple(name for name in wanted if not self.mutant or TIERS[name].unit == "schedules")
+        return (self.only,) if self.only else tuple(default)
 
     @property
     def enough(self) -> dict[str, int]:

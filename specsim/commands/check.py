@@ -140,7 +140,9 @@ def check(
     use_fixtures: Annotated[
         bool, typer.Option("--known/--no-known", help="Run the replay files of known findings first.")
     ] = True,
-    mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
+    mutant: Annotated[
+        str, typer.Option(metavar="ID", help="Put a historic bug back into the model: the reference engine.")
+    ] = "",
     worker: Annotated[
         str,
         typer.Option(
@@ -343,7 +345,7 @@ def _tier(only: str | None) -> tuple[str | None, str]:
 
 
 def _require_mutant(mutant: str, target: str, tier: str | None) -> None:
-    if tier == "scheduler":
+    if target != "model" and tier == "scheduler":
         from specsim.engines.load import planted_into
         from specsim.engines.target import parse_target
         from specsim.world.planted import find as find_planted

@@ -36,10 +36,10 @@ def source_of(target: str, mutant: str, where: str, cache: Cache) -> dict[str, A
 
 
 def _of_mutant(mutant_id: str) -> dict[str, Any] | None:
-    from specsim.selfcheck.mutation import changed_source, find
+    from specsim.selfcheck.mutation import MODULE, changed_source, find
 
     mutant = find(mutant_id)
-    path = f"{mutant.module.replace('.', '/')}.py"
+    path = f"{MODULE.replace('.', '/')}.py"
     text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
     changed = changed_source(mutant, text).splitlines()
     line = next((i for i, (was, now) in enumerate(zip(text.splitlines(), changed, strict=True), 1) if was != now), 0)

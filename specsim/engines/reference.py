@@ -43,6 +43,7 @@ from specsim.world.scheduler import (
     TreeNode,
     Turn,
 )
+from specsim.world.workload import BIASED, CROSSED
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -76,6 +77,8 @@ FACTS = Facts(
             "logprobs",
             "grammars",
             "early closes",
+            CROSSED,
+            BIASED,
         }
     ),
     context=120,
@@ -106,6 +109,7 @@ SETUPS = (
     Setup(window=16, slots=200),
     Setup(window=16, page_size=4, sessions=True, topk=2, draft_tokens=6, slots=240),
     Setup(window=8, sessions=True, slots=200),
+    Setup(page_size=4, reserve=0.1),
 )
 
 

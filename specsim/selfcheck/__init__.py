@@ -1,5 +1,4 @@
-"""Historic bugs as one-line changes of the model: what the simulator must find to be worth its time.
+"""Historic bugs as one-line changes of the reference engine: what schedules must find to be worth their time.
 
-The model itself names no mutant. A mutant is applied to the source of one module when that module is loaded, in a
-process of its own.
+The engine itself names no mutant. A mutant is applied to its source when the module is loaded, in a process of its own.
 """

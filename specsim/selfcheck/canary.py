@@ -1,4 +1,4 @@
-"""The canary: a check that must fail. Known bugs are put into the model, and the simulator must find each.
+"""The canary: a check that must fail. Known bugs are put into the reference engine, and schedules must find each.
 
 A simulator that has gone blind passes everything; this is what notices. It is short, for every change: the bugs that
 the project began with, and one of every other class. `specsim mutants` hunts them all.
@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from specsim.selfcheck.catalogue import CATALOGUE, Mutant, bug_of
 from specsim.selfcheck.hunt import Hunted, hunt_in_child
 
-SCHEDULES_MAX = 3000
-# The bugs that the project began with.
-SEED_BUGS = ("A01", "A02", "D01", "D02", "F01", "G01")
+SCHEDULES_MAX = 200
+# The bugs that the project began with, those of which the reference engine has mutants.
+SEED_BUGS = ("A01", "A02", "D01", "D02", "G01")
 
 
 def sample() -> tuple[Mutant, ...]:
@@ -38,7 +38,7 @@ def sing(mutants: Sequence[Mutant] | None = None, schedules_max: int = SCHEDULES
     """
 
     def hunt(mutant: Mutant) -> Hunted:
-        return hunt_in_child(mutant, seeds=1, schedules_max=schedules_max)
+        return Hunted(mutant, hunt_in_child(mutant, seeds=1, schedules_max=schedules_max))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(hunt, sample() if mutants is None else mutants)

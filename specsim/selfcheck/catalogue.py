@@ -1,7 +1,4 @@
-"""The mutants of the model and the known bugs that they re-create: `known_bugs.toml` and `blind_mutants.toml`, checked.
-
-Blind mutants were written by someone who had read neither the rules nor their checks, and are scored apart.
-"""
+"""The mutants of the reference engine and the known bugs that they re-create: `known_bugs.toml`, checked."""
 
 from __future__ import annotations
 
@@ -15,14 +12,16 @@ import msgspec
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 
+OF_NO_BUG = "Z"
+"""The class of mutants that re-create no known bug."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A one-line change of the model.
+    """A one-line change of the reference engine.
 
     `title`       what is wrong, one sentence
     `references`  where the bug was reported or fixed
-    `module`      import name of the module that is changed
     `line`        the line that is replaced, without its indentation; it occurs in the module exactly once
     `becomes`     what it is replaced by, one line, which gets the same indentation
     """
@@ -30,18 +29,24 @@ class Mutant:
     id: str
     title: str
     references: tuple[str, ...]
-    module: str
     line: str
     becomes: str
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBug:
-    """A bug that an engine had. `why_not` says in one line why no mutant re-creates it; empty when one does."""
+    """A bug that an engine had. Of one that no mutant re-creates exactly one of three says what there is instead.
+
+    `found_by`  what finds it: a planted defect of a release, the check of an operation, or a replay file
+    `to_plant`  the defect to plant into a release, where nothing finds it yet
+    `why_not`   why nothing is to find it
+    """
 
     id: str
     title: str
     references: tuple[str, ...]
+    found_by: str
+    to_plant: str
     why_not: str
     mutants: tuple[Mutant, ...]
 
@@ -51,48 +56,44 @@ class KnownBug:
 
 
 def bug_of(mutant: Mutant) -> str:
-    """The id of the known bug that a mutant re-creates."""
+    """The id of the known bug that a mutant re-creates; its own for one that re-creates none."""
     return mutant.id.partition("-")[0]
 
 
-# ---- the files
+# ---- the file
 
 
 class _MutantRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: str
     title: str
     references: tuple[str, ...] = ()
-    module: str
     line: str
     becomes: str
 
     def mutant(self, references: tuple[str, ...] = ()) -> Mutant:
-        return Mutant(self.id, self.title, self.references or references, self.module, self.line, self.becomes)
+        return Mutant(self.id, self.title, self.references or references, self.line, self.becomes)
 
 
 class _BugRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: str
     title: str
     references: tuple[str, ...]
+    found_by: str = ""
+    to_plant: str = ""
     why_not: str = ""
     mutants: tuple[_MutantRow, ...] = ()
 
     def bug(self) -> KnownBug:
         mutants = tuple(row.mutant(self.references) for row in self.mutants)
-        return KnownBug(self.id, self.title, self.references, self.why_not, mutants)
+        return KnownBug(self.id, self.title, self.references, self.found_by, self.to_plant, self.why_not, mutants)
 
 
 class KnownBugs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of known_bugs.toml."""
+    """The form of known_bugs.toml. `mutants` are those that re-create no known bug."""
 
     classes: dict[str, str]
     bugs: tuple[_BugRow, ...]
-
-
-class BlindMutants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of blind_mutants.toml."""
-
-    mutants: tuple[_MutantRow, ...]
+    mutants: tuple[_MutantRow, ...] = ()
 
 
 def read(text: str, form: type[Table]) -> Table:
@@ -108,29 +109,42 @@ def load(name: str, form: type[Table]) -> Table:
         raise ValueError(f"{name}: {error}") from error
 
 
-def require_consistent(classes: Iterable[str], bugs: Iterable[KnownBug]) -> None:
-    """Raise ValueError for known bugs that contradict themselves or one another."""
+def require_consistent(classes: Iterable[str], bugs: Iterable[KnownBug], mutants: Iterable[Mutant] = ()) -> None:
+    """Raise ValueError for known bugs that contradict themselves or one another, and for `mutants` of no bug."""
     seen: set[str] = set()
     for bug in bugs:
         names = [mutant.id.lower() for mutant in bug.mutants]
+        said = sum(map(bool, (bug.mutants, bug.found_by, bug.to_plant, bug.why_not)))
         problems = {
             "its class is not listed": bug.id[:1] not in classes,
-            "it has neither mutants nor why_not, or both": bool(bug.mutants) == bool(bug.why_not),
+            "it has not one of mutants, found_by, to_plant and why_not": said != 1,
             "an id is there twice": len(names) > len(set(names)) or bool(seen & {bug.id.upper(), *names}),
             "a mutant has the id of another bug": any(bug_of(mutant) != bug.id for mutant in bug.mutants),
             "a mutant changes nothing": any(mutant.line == mutant.becomes for mutant in bug.mutants),
         }
         seen |= {bug.id.upper(), *names}
-        for problem, is_there in problems.items():
-            if is_there:
-                raise ValueError(f"known bug {bug.id!r}: {problem}")
+        _require(f"known bug {bug.id!r}", problems)
+    for mutant in mutants:
+        problems = {
+            f"its class is not {OF_NO_BUG}": mutant.id[:1] != OF_NO_BUG or OF_NO_BUG not in classes,
+            "an id is there twice": mutant.id.lower() in seen,
+            "it changes nothing": mutant.line == mutant.becomes,
+        }
+        seen.add(mutant.id.lower())
+        _require(f"mutant {mutant.id!r}", problems)
+
+
+def _require(what: str, problems: dict[str, bool]) -> None:
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ValueError(f"{what}: {problem}")
 
 
 _KNOWN = load("known_bugs.toml", KnownBugs)
 CLASSES = _KNOWN.classes
 BUGS: tuple[KnownBug, ...] = tuple(row.bug() for row in _KNOWN.bugs)
-require_consistent(CLASSES, BUGS)
+_OF_NO_BUG = tuple(row.mutant() for row in _KNOWN.mutants)
+require_consistent(CLASSES, BUGS, _OF_NO_BUG)
 CATALOGUE: tuple[Mutant, ...] = tuple(
-    sorted((mutant for bug in BUGS for mutant in bug.mutants), key=lambda mutant: mutant.id)
+    sorted((*(mutant for bug in BUGS for mutant in bug.mutants), *_OF_NO_BUG), key=lambda mutant: mutant.id)
 )
-BLIND: tuple[Mutant, ...] = tuple(row.mutant() for row in load("blind_mutants.toml", BlindMutants).mutants)

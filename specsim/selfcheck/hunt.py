@@ -1,32 +1,28 @@
-"""How soon the schedules that `specsim check` draws find a mutant.
+"""How soon the schedules of the reference engine that `specsim check` draws find a mutant.
 
-For each seed from 0 on, schedules are run until one breaks a rule, in a child process that loads the changed model.
-Run as a module, this is that child: it reads a question from standard input and prints JSON.
+For each seed from 0 on, schedules of its setups, one after the other, are run until one breaks a rule, in a child
+process that loads the changed engine. Run as a module, this is that child: it reads a question from standard input and
+prints JSON.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import takewhile
 from statistics import median
-from typing import Any
 
 from specsim import interrupts
 from specsim.deadline import NEVER, Deadline
-from specsim.errors import UsageError, no_such
+from specsim.errors import UsageError
 from specsim.isolation import environment, processes
 from specsim.selfcheck.catalogue import Mutant
 from specsim.selfcheck.mutation import apply, find
-from specsim.verdict import Rule
 
-SECONDS_MAX = 60.0  # CPU seconds of one seed
-EXCEPTION = "exception"  # stands where a rule's id does when the model itself raised
+HANG_SECONDS = 20.0  # of a schedule
 
 
 class InterruptedHuntError(Exception):
@@ -77,64 +73,21 @@ class Hunted:
         return max(hunt.cpu_seconds for hunt in self.hunts)
 
 
-@dataclass(frozen=True, slots=True)
-class Smallest:
-    """The smallest schedule that shows a mutant: its requests, its events from the first admission on, what broke, and
-    the CPU seconds that it took to find and shrink it.
-    """
-
-    requests: int
-    events: int
-    signature: str
-    cpu_seconds: float
-
-
 def hunt_in_child(
-    mutant: Mutant,
-    *,
-    seeds: int,
-    schedules_max: int,
-    first_seed: int = 0,
-    seconds_max: float = SECONDS_MAX,
-    without: Collection[str] = (),
-    only: Collection[str] = (),
-    deadline: Deadline = NEVER,
-) -> Hunted:
-    """Hunt a mutant in a process of its own, with up to `schedules_max` schedules and `seconds_max` CPU seconds for
-    each of `seeds` seeds, from `first_seed` on. The rules `without` are switched off; when `only` is not empty, so are
-    all but those. Seeds whose hunt was not over at the `deadline` are left out; InterruptedHuntError when that is all
-    of them.
+    mutant: Mutant | None, *, seeds: int, schedules_max: int, first_seed: int = 0, deadline: Deadline = NEVER
+) -> tuple[Hunt, ...]:
+    """Hunt a mutant in a process of its own, with up to `schedules_max` schedules of each of `seeds` seeds, from
+    `first_seed` on; None is the engine as it is. Seeds whose hunt was not over at the `deadline` are left out;
+    InterruptedHuntError when that is all of them.
     """
+    name = mutant.id if mutant is not None else ""
     question = {
-        "mutant": mutant.id,
+        "mutant": name,
         "seeds": list(range(first_seed, first_seed + seeds)),
         "schedules_max": schedules_max,
-        "seconds_max": seconds_max,
-        "without": sorted(without),
-        "only": sorted(only),
         "ends_at": deadline.to_json(),
     }
-    hunts = _ask(mutant, "specsim.selfcheck.hunt", question, deadline)
-    if not hunts:
-        raise InterruptedHuntError
-    return Hunted(mutant, tuple(Hunt(**{**hunt, "signatures": tuple(hunt["signatures"])}) for hunt in hunts))
-
-
-def joined(parts: Sequence[Hunted]) -> Hunted:
-    """One mutant's hunts of several children as one."""
-    return Hunted(parts[0].mutant, tuple(hunt for part in parts for hunt in part.hunts))
-
-
-def smallest_in_child(mutant: Mutant, *, schedules: int) -> Smallest | None:
-    """Shrink what `schedules` schedules of seed 0 find of a mutant, in a process of its own; None when they find
-    nothing.
-    """
-    shown = _ask(mutant, "specsim.selfcheck.smallest", {"mutant": mutant.id, "schedules": schedules})
-    return Smallest(**shown) if shown else None
-
-
-def _ask(mutant: Mutant, module: str, question: dict[str, Any], deadline: Deadline = NEVER) -> Any:
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-m", "specsim.selfcheck.hunt"]
     try:
         ended = processes.run(command, json.dumps(question), deadline.timeout, environment=environment.of_ours())
     except subprocess.TimeoutExpired:
@@ -142,64 +95,54 @@ def _ask(mutant: Mutant, module: str, question: dict[str, Any], deadline: Deadli
     if ended.returncode and interrupts.asked():
         raise InterruptedHuntError
     if ended.returncode:
-        raise RuntimeError(f"the hunt for mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
-    return json.loads(ended.stdout)
+        raise RuntimeError(f"the hunt for mutant {name} ended with {ended.returncode}:\n{ended.stderr}")
+    hunts = json.loads(ended.stdout)
+    if not hunts:
+        raise InterruptedHuntError
+    return tuple(Hunt(**{**hunt, "signatures": tuple(hunt["signatures"])}) for hunt in hunts)
 
 
-def _rules(without: Collection[str], only: Collection[str]) -> tuple[Rule, ...]:
-    """The rules to check: all but some, or some alone."""
-    from specsim.engine.rules.table import BY_ID, RULES
+def hunt(seed: int, schedules_max: int, deadline: Deadline = NEVER) -> Hunt | None:
+    """Run schedules of this process' reference engine until one breaks a rule; None when the deadline comes before."""
+    # Imported late: the mutant is applied before the engine is loaded.
+    from specsim.engines.reference import engine
+    from specsim.rules.table import CHECKS
+    from specsim.tiers.scheduler.answers import violations_of
+    from specsim.world.forks import Starters, wanted
 
-    off = set(without) | (set(BY_ID) - set(only) if only else set())
-    unknown = sorted((set(without) | set(only)) - set(BY_ID))
-    if unknown:
-        raise no_such("rule", unknown[0], BY_ID)
-    return tuple(rule for rule in RULES if rule.id not in off) if off else RULES
-
-
-def _hunt(
-    seed: int,
-    schedules_max: int,
-    seconds_max: float,
-    rules: tuple[Rule, ...],
-    deadline: Deadline = NEVER,
-) -> Hunt | None:
-    """Run schedules of this process' model until one breaks a rule; None when the deadline comes before."""
-    # Imported late: the mutant is applied before the modules of the simulator are loaded.
-    from specsim.engine.accounting_target import ModelTarget
-    from specsim.engine.rules.checked_engine import checked_engine
-    from specsim.tiers.accounting.schedules import chooser_of, run_schedule
-
-    target, engine = ModelTarget(), partial(checked_engine, rules=rules)
-    start = time.process_time()
+    before = _cpu_seconds()
     signatures: tuple[str, ...] = ()
     index = 0
-    while index < schedules_max and not signatures and time.process_time() - start < seconds_max:
-        if deadline.is_over:
-            return None
-        try:
-            schedule = run_schedule(target, chooser_of(seed, index), engine=engine)
-        except Exception as error:  # a changed model, or one whose broken rule is switched off, may raise anything
-            signatures = (f"accounting:{EXCEPTION}:{type(error).__name__}",)
-        else:
-            if schedule is not None:
-                signatures = tuple(violation.signature for violation in schedule.run.violations)
-        index += 1
-    return Hunt(seed, index, time.process_time() - start, signatures)
+    starters = Starters(engine, CHECKS)
+    try:
+        while index < schedules_max and not signatures:
+            if deadline.is_over:
+                return None
+            outcome = starters.run(wanted(engine.setups, seed, index, HANG_SECONDS))
+            signatures = tuple(violation.signature for violation in violations_of(outcome))
+            index += 1
+    finally:
+        starters.close()
+    return Hunt(seed, index, _cpu_seconds() - before, signatures)
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those that it has started and that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def main() -> int:
     question = json.load(sys.stdin)
     try:
-        apply(find(question["mutant"]))
-        rules = _rules(question["without"], question["only"])
+        if question["mutant"]:
+            apply(find(question["mutant"]))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    limits = (question["schedules_max"], question["seconds_max"], rules)
     deadline = Deadline.from_json(question["ends_at"])
-    hunts = (_hunt(seed, *limits, deadline) for seed in question["seeds"])
-    print(json.dumps([asdict(hunt) for hunt in takewhile(lambda hunt: hunt is not None, hunts) if hunt]))
+    hunts = (hunt(seed, question["schedules_max"], deadline) for seed in question["seeds"])
+    print(json.dumps([asdict(each) for each in takewhile(lambda each: each is not None, hunts) if each]))
     return 0
 
 

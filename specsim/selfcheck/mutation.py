@@ -1,4 +1,4 @@
-"""Applying a mutant: the source of one module is changed on its way through the import system.
+"""Applying a mutant: the source of the reference engine is changed on its way through the import system.
 
 Nothing is written to disk, bytecode included, and line numbers stay. A mutant lasts as long as its
 process: apply it in a child.
@@ -15,14 +15,15 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from specsim.compiled.finder import uninstall
 from specsim.errors import UsageError, no_such
-from specsim.selfcheck.catalogue import BLIND, CATALOGUE, Mutant
+from specsim.selfcheck.catalogue import CATALOGUE, Mutant
+
+MODULE = "specsim.reference.engine"
 
 
 def find(mutant_id: str) -> Mutant:
     """The mutant of that id; upper and lower case are the same."""
-    by_id = {mutant.id.lower(): mutant for mutant in (*CATALOGUE, *BLIND)}
+    by_id = {mutant.id.lower(): mutant for mutant in CATALOGUE}
     wanted = mutant_id.lower()
     if wanted in by_id:
         return by_id[wanted]
@@ -35,8 +36,8 @@ def changed_source(mutant: Mutant, source: str) -> str:
     at = [number for number, line in enumerate(lines) if line.strip() == mutant.line]
     if len(at) != 1:
         raise UsageError(
-            f"mutant {mutant.id} does not apply: {mutant.line!r} is in {mutant.module} {len(at)} times",
-            "give the line as it is now in the tables of specsim/selfcheck",
+            f"mutant {mutant.id} does not apply: {mutant.line!r} is in {MODULE} {len(at)} times",
+            "give the line as it is now in specsim/selfcheck/known_bugs.toml",
         )
     old = lines[at[0]]
     lines[at[0]] = old.replace(mutant.line, mutant.becomes)
@@ -44,8 +45,8 @@ def changed_source(mutant: Mutant, source: str) -> str:
 
 
 def apply(mutant: Mutant) -> None:
-    """Make this process import the changed module. UsageError when it is imported already, or the line is not there."""
-    apply_change(mutant.id, mutant.module, lambda source: changed_source(mutant, source))
+    """Make this process import the changed engine. UsageError when it is imported already, or the line is not there."""
+    apply_change(mutant.id, MODULE, lambda source: changed_source(mutant, source))
 
 
 def apply_change(mutant_id: str, module: str, change: Callable[[str], str]) -> None:
@@ -55,7 +56,6 @@ def apply_change(mutant_id: str, module: str, change: Callable[[str], str]) -> N
             f"mutant {mutant_id} comes too late: {module} is already imported",
             "apply it first thing in a process of its own",
         )
-    uninstall()  # a changed module is Python, and so are those that it works with
     spec = _spec_of(module)
     if spec is None or spec.origin is None:
         raise UsageError(f"mutant {mutant_id} changes {module}, which is not there", "install specsim anew")

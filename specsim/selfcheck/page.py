@@ -2,117 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from specsim.selfcheck.catalogue import BUGS, CLASSES
+from specsim.selfcheck.catalogue import BUGS, CLASSES, OF_NO_BUG, KnownBug
 from specsim.selfcheck.hunt import Hunted
-from specsim.selfcheck.mutant_table import COLUMNS, CONTENT_ORACLE, Table, row, seen_by_nobody, spread
+from specsim.selfcheck.mutant_table import COLUMNS, row
 
 
-def page(table: Table) -> str:
-    """All of a table."""
-    parts = [_found(table), _without(table), _oracle(table), _blind(table), _not_expressed()]
+def page(hunted: Sequence[Hunted]) -> str:
+    """Of all mutants."""
+    parts = [
+        _mutants(hunted),
+        _bugs("Bugs that something else finds", "found by", lambda bug: bug.found_by),
+        _bugs("Bugs that nothing finds yet", "to plant into a release", lambda bug: bug.to_plant),
+        _bugs("Bugs that nothing is to find", "why not", lambda bug: bug.why_not),
+    ]
     return "\n".join(line for part in parts for line in part)
 
 
-def _found(table: Table) -> list[str]:
-    hunted = table.hunted
-    entries = sum(bool(entry.mutants) for entry in BUGS)
+def _mutants(hunted: Sequence[Hunted]) -> list[str]:
+    bugs = sum(bool(bug.mutants) for bug in BUGS)
+    alone = sum(each.mutant.id[0] == OF_NO_BUG for each in hunted)
     schedules = max(each.schedules_worst for each in hunted)
     seconds = max(each.cpu_seconds_median for each in hunted)
-    requests, requests_most, events, events_most = spread(table.smallest)
-    lines = [
+    return [
         "# Mutants",
         "",
-        f"{entries} of the {len(BUGS)} known bugs of the catalogue are re-created by {len(hunted)} changes of one",
-        "line of the model (`specsim/selfcheck/known_bugs.toml`). Each is hunted by the default swarm of `specsim"
-        " check`,",
-        "with no workload of its own: schedules are run from each seed until one breaks a rule.",
-        f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {seconds:.2f} CPU seconds in the median, the"
+        f"{bugs} of the {len(BUGS)} known bugs of the catalogue are re-created by {len(hunted) - alone} changes of one"
+        " line of the",
+        f"reference engine (`specsim/selfcheck/known_bugs.toml`). {alone} more, of class {OF_NO_BUG}, are mistakes that"
+        " no known bug is. Each is",
+        "hunted by the schedules that `specsim check` draws: they are run from each seed until one breaks a rule.",
+        f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {seconds:.0f} CPU seconds in the median, the"
         f" longest hunt {schedules} schedules.",
-        "",
-        f"`smallest`: requests, and events from the first admission on, of the smallest schedule that shrinking what"
-        f" {table.efforts.smallest}",
-        f"schedules find ends with: {requests:g} and {events:g} in the median, {requests_most} and"
-        f" {events_most} at most.",
         "",
         "This page is written by `specsim mutants --write docs/mutants.md`.",
         "",
-    ]
-    lines += _head(("mutant", "what is wrong", *COLUMNS[1:], "smallest"))
-    for each in hunted:
-        smallest = table.smallest[each.mutant.id]
-        first, *cells = row(each)
-        shown = f"{smallest.requests}/{smallest.events}" if smallest else "not found"
-        lines.append(_line((first, each.mutant.title, *cells, shown)))
-    return [*lines, ""]
-
-
-def _without(table: Table) -> list[str]:
-    seeds, schedules = table.efforts.survival
-    lines = [
-        "## Without a rule",
-        "",
-        f"What {seeds} seeds of {schedules} schedules do not find when one rule is switched off; a model that raises is"
-        " found. A mutant",
-        "that another rule found too is still found, and rules that are not here found none first: nothing survives"
-        " without them.",
-        "",
-    ]
-    lines += _head(("rule", "finds", "alone", "survive without it"))
-    lines += [
-        _line((each.rule, f"{len(each.found)}", f"{len(each.alone)}", " ".join(each.survivors) or "none"))
-        for each in table.without
-    ]
-    return [*lines, ""]
-
-
-def _oracle(table: Table) -> list[str]:
-    survivors = seen_by_nobody(table.oracle)
-    seeds, schedules = table.efforts.survival
-    return [
-        "## The content oracle alone",
-        "",
-        f"With {' and '.join(CONTENT_ORACLE)} alone, which look at tokens and at the content of KV, {len(survivors)} of"
-        f" {len(table.oracle)} survive {seeds} seeds of {schedules} schedules:",
-        " ".join(survivors) or "none",
+        *_head(("mutant", "what is wrong", *COLUMNS[1:])),
+        *(_line((each.mutant.id, each.mutant.title, *row(each)[1:])) for each in hunted),
         "",
     ]
 
 
-def _blind(table: Table) -> list[str]:
-    blind = table.blind
-    lines = [
-        "## Blind mutants",
-        "",
-        "Written after the rules were frozen, by someone who has not read them"
-        " (`specsim/selfcheck/blind_mutants.toml`),",
-        f"and scored apart: {sum(bool(each.found) for each in blind)} of {len(blind)} found."
-        if blind
-        else "scored apart: none yet.",
-        "",
-    ]
-    if blind:
-        lines += _head(("mutant", "what is wrong", *COLUMNS[1:]))
-        lines += [_line((each.mutant.id, each.mutant.title, *blind_cells(each))) for each in blind]
-        lines.append("")
-    return lines
-
-
-def blind_cells(hunted: Hunted) -> Sequence[str]:
-    """The cells of a blind mutant behind its id; one that is not found says so."""
-    cells = row(hunted)[1:]
-    return cells if hunted.found else ("not found", *cells[1:])
-
-
-def _not_expressed() -> list[str]:
-    return [
-        "## Bugs that the model cannot express",
-        "",
-        *_head(("bug", "class", "what is wrong", "why not")),
-        *(_line((entry.id, CLASSES[entry.id[0]], entry.title, entry.why_not)) for entry in BUGS if entry.why_not),
-        "",
-    ]
+def _bugs(title: str, column: str, what: Callable[[KnownBug], str]) -> list[str]:
+    """The known bugs of which the catalogue says this."""
+    said = [bug for bug in BUGS if what(bug)]
+    rows = [_line((bug.id, CLASSES[bug.id[0]], bug.title, what(bug))) for bug in said]
+    return [f"## {title}", "", f"{len(said)}.", "", *_head(("bug", "class", "what is wrong", column)), *rows, ""]
 
 
 def _head(cells: Sequence[str]) -> list[str]:

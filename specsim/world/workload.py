@@ -55,6 +55,8 @@ FEATURES = {
 """A schedule in so many has it."""
 CROSSED = "crossed prefixes"
 """Beside shared ones: a prompt goes on as another one does from there, whose beginning it does not have."""
+BIASED = "biases"
+"""Beside penalties: requests may have a logit bias, which a fake worker has seldom."""
 RANKS = 3
 """Of how likely a token of a grammar may be: drafts have them, too."""
 BIASES = (0, 2, 3, 4)
@@ -222,7 +224,7 @@ def _request(
         grammar=grammar,
         compiling=between(chooser, 0, 6, "compiling") if grammar else 0,
         logprobs=_logprobs(chooser, features),
-        **_changes(chooser, setup, features),
+        **_changes(chooser, setup, facts, features),
         sampling=_sampling(chooser, setup),
         stream=number % 2 == 1,
         **_returned(chooser, setup, facts, prompt),
@@ -263,7 +265,7 @@ def _session(
             else -1,
             timeout=facts.timeout if "time-outs" in features and not number and chooser.choose(2, "times out") else 0.0,
             logprobs=_logprobs(chooser, features),
-            **_changes(chooser, setup, features),
+            **_changes(chooser, setup, facts, features),
             sampling=_sampling(chooser, setup),
         )
         for number in numbers
@@ -323,12 +325,12 @@ def _logprobs(chooser: Chooser, features: frozenset[str]) -> int:
     return chooser.choose(4, "logprobs") - 1 if "logprobs" in features else -1
 
 
-def _changes(chooser: Chooser, setup: Setup, features: frozenset[str]) -> dict[str, Any]:
-    """What changes a request's logits: a penalty or, of a release's own worker, a bias."""
+def _changes(chooser: Chooser, setup: Setup, facts: Facts, features: frozenset[str]) -> dict[str, Any]:
+    """What changes a request's logits: a penalty or a bias, which of fake workers those have that say so."""
     if "penalties" not in features:
         return {}
     penalty = pick(chooser, ("", *PENALTIES), "penalty")
-    if penalty or setup.worker == "fake":
+    if penalty or (setup.worker == "fake" and BIASED not in facts.features):
         return {"penalty": penalty}
     return {"bias": pick(chooser, BIASES, "bias")}
 

@@ -36,7 +36,7 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 NEVER_FINDING = ("check", "fuzz", "doctor", "template", "explore")
 # They cost minutes, need a machine of their own, or start what has no end.
-LEFT_OUT = {"--ray", "--ci", "--canary", "--full", "--blind", "--bulk", "--help", "--peer", "--rounds", "--github"}
+LEFT_OUT = {"--ray", "--ci", "--canary", "--full", "--bulk", "--help", "--peer", "--rounds", "--github"}
 PATHS = (
     "file",
     "folder",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 RACE = StreamRace.rule.id
 SUBJECT = "schedules"
 IMPORT = "the import of its scheduler"
+REFERENCE_ENGINE = "specsim.engines.reference:engine"
 ATTEMPTS = 240  # at a smaller schedule of each finding; `specsim shrink` takes more
 SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 OF_THE_DEVICE = frozenset(["device policy", "slow stream", "advance", "steps", "pause"])
@@ -196,13 +197,20 @@ def case_of(schedule: WantedSchedule, outcome: Outcome) -> ScheduleCase | None:
 
 
 def load_target(request: Request) -> SchedulerTarget | NotRun:
-    """The scheduler of a target, or why it is not run. Imports the release."""
+    """The scheduler of a target, or why it is not run. Imports the release. A mutant of the model is put into the
+    reference engine.
+    """
     from specsim.engines.load import load_scheduler
-    from specsim.engines.target import parse_target
+    from specsim.engines.target import ModelTarget, parse_target
     from specsim.lifting.cache import Cache
+    from specsim.selfcheck.mutation import apply, find
 
     root = Path(request.root) if request.root else None
-    return load_scheduler(parse_target(request.target), Cache(Path(request.cache)), request.mutant, root, request.lines)
+    target, defect = parse_target(request.target), request.mutant
+    if isinstance(target, ModelTarget) and defect:
+        apply(find(defect))
+        target, defect = parse_target(REFERENCE_ENGINE), ""
+    return load_scheduler(target, Cache(Path(request.cache)), defect, root, request.lines)
 
 
 def check(request: Request, work: CheckWork, messages: Messages) -> None:
