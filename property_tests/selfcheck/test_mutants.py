@@ -40,7 +40,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
 SOURCE = (ROOT / "reference" / "engine.py").read_text(encoding="utf-8")
 IDS = [mutant.id for mutant in CATALOGUE]
-every_mutant = pytest.mark.parametrize("mutant", CATALOGUE, ids=IDS)
 
 WITHOUT_MUTANTS = {
     "Engine.owners": "checks and changes nothing",
@@ -95,7 +94,6 @@ def test_a_hunt_is_the_same_every_time_and_its_seeds_are_their_own() -> None:
     (again,) = hunt_in_child(find("D01"), seeds=1, first_seed=1, schedules_max=60)
     of_both = hunted("D01").hunts[1]
     assert (again.seed, again.schedules, again.signatures) == (1, of_both.schedules, of_both.signatures)
-    assert again.cpu_seconds > 0
 
 
 # The page
@@ -103,12 +101,12 @@ def test_a_hunt_is_the_same_every_time_and_its_seeds_are_their_own() -> None:
 
 def test_the_page_has_every_mutant_and_names_rules_that_exist() -> None:
     assert [row[0] for row in ROWS] == IDS
+    assert [row[1] for row in ROWS] == [mutant.title for mutant in CATALOGUE]
     assert {rule for row in ROWS for rule in row[3].split()} <= set(BY_ID)
 
 
 def test_on_the_page_every_seed_finds_every_mutant() -> None:
-    for mutant_id, _, found, *_ in ROWS:
-        assert found == f"{mutant_table.SEEDS}/{mutant_table.SEEDS}", mutant_id
+    assert {row[2] for row in ROWS} == {f"{mutant_table.SEEDS}/{mutant_table.SEEDS}"}
 
 
 def test_most_mutants_are_no_exception_of_the_first_schedule() -> None:
@@ -134,12 +132,12 @@ def test_the_page_is_of_all_mutants_and_of_nothing_less(tmp_path: Path) -> None:
 
 def test_the_page_is_the_same_whatever_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def hunt(mutant: Mutant, *, seeds: int, **_options: Any) -> tuple[Hunt, ...]:
-        return tuple(Hunt(seed, seed + 1, 0.5, (f"scheduler:I40:{mutant.id}",)) for seed in range(seeds))
+        return tuple(Hunt(seed, seed + 1, (f"scheduler:I40:{mutant.id}",)) for seed in range(seeds))
 
     monkeypatch.setattr("specsim.selfcheck.mutant_table.hunt_in_child", hunt)
     one, eight = (page(mutant_table.hunt_all(CATALOGUE, jobs=jobs)) for jobs in (1, 8))
     assert one == eight
-    assert f"| A01 | {find('A01').title} | 3/3 | I40 | 2 | 3 | 0.5 | 0.5 |" in one
+    assert f"| A01 | {find('A01').title} | 3/3 | I40 | 2 | 3 |" in one
 
 
 # The catalogue
@@ -261,13 +259,11 @@ def test_the_canary_is_of_the_bugs_that_the_project_began_with_and_of_every_clas
 # They are what they say
 
 
-@every_mutant
-def test_a_mutant_applies_and_changes_one_line(mutant: Mutant) -> None:
-    after = changed_source(mutant, SOURCE)
-    one, two = SOURCE.splitlines(), after.splitlines()
-    assert len(one) == len(two)
-    assert sum(a != b for a, b in zip(one, two, strict=True)) == 1
-    assert ast.dump(ast.parse(SOURCE)) != ast.dump(ast.parse(after))
+def test_each_mutant_applies_and_changes_one_line() -> None:
+    lines = SOURCE.splitlines()
+    for mutant in CATALOGUE:
+        after = changed_source(mutant, SOURCE)
+        assert sum(a != b for a, b in zip(lines, after.splitlines(), strict=True)) == 1, mutant.id
 
 
 def functions() -> dict[str, range]:

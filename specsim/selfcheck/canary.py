@@ -19,17 +19,10 @@ SEED_BUGS = ("A01", "A02", "D01", "D02", "G01")
 
 
 def sample() -> tuple[Mutant, ...]:
-    """The mutants of `SEED_BUGS`, without variants of one that is there, and the first of every other class."""
-    ids = {mutant.id for mutant in CATALOGUE}
-    classes = {bug[0] for bug in SEED_BUGS}
-    chosen: list[Mutant] = []
-    for mutant in CATALOGUE:
-        entry = bug_of(mutant)
-        is_variant = mutant.id != entry and entry in ids
-        if (entry in SEED_BUGS and not is_variant) or entry[0] not in classes:
-            chosen.append(mutant)
-            classes.add(entry[0])
-    return tuple(chosen)
+    """The first mutant of each of `SEED_BUGS`, and of every other class."""
+    chosen = {bug_of(mutant): mutant for mutant in reversed(CATALOGUE) if bug_of(mutant) in SEED_BUGS}
+    others = {mutant.id[0]: mutant for mutant in reversed(CATALOGUE) if mutant.id[0] not in {bug[0] for bug in chosen}}
+    return tuple(sorted((*chosen.values(), *others.values()), key=lambda mutant: mutant.id))
 
 
 def sing(mutants: Sequence[Mutant] | None = None, schedules_max: int = SCHEDULES_MAX) -> Iterator[Hunted]:

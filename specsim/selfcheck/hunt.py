@@ -8,7 +8,6 @@ prints JSON.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -31,11 +30,10 @@ class InterruptedHuntError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """One seed. `schedules` were run in `cpu_seconds`, and the last broke `signatures`; none did when that is empty."""
+    """One seed. `schedules` were run, and the last broke `signatures`; none did when that is empty."""
 
     seed: int
     schedules: int
-    cpu_seconds: float
     signatures: tuple[str, ...]
 
 
@@ -63,14 +61,6 @@ class Hunted:
     @property
     def schedules_worst(self) -> int:
         return max(hunt.schedules for hunt in self.hunts)
-
-    @property
-    def cpu_seconds_median(self) -> float:
-        return median(hunt.cpu_seconds for hunt in self.hunts)
-
-    @property
-    def cpu_seconds_worst(self) -> float:
-        return max(hunt.cpu_seconds for hunt in self.hunts)
 
 
 def hunt_in_child(
@@ -110,7 +100,6 @@ def hunt(seed: int, schedules_max: int, deadline: Deadline = NEVER) -> Hunt | No
     from specsim.tiers.scheduler.answers import violations_of
     from specsim.world.forks import Starters, wanted
 
-    before = _cpu_seconds()
     signatures: tuple[str, ...] = ()
     index = 0
     starters = Starters(engine, CHECKS)
@@ -123,13 +112,7 @@ def hunt(seed: int, schedules_max: int, deadline: Deadline = NEVER) -> Hunt | No
             index += 1
     finally:
         starters.close()
-    return Hunt(seed, index, _cpu_seconds() - before, signatures)
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of those that it has started and that have ended."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return Hunt(seed, index, signatures)
 
 
 def main() -> int:

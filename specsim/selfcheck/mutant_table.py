@@ -1,7 +1,7 @@
-"""The table of mutants: by which rules each is found, and after how many schedules and CPU seconds. `specsim mutants
---write` commits it as a page.
+"""The table of mutants: by which rules each is found, and after how many schedules. `specsim mutants --write` commits
+it as a page.
 
-Every hunt runs in a process of its own; what a table says, CPU seconds apart, does not depend on how many there are at
+Every hunt runs in a process of its own; what a table says does not depend on how many there are at
 a time.
 """
 
@@ -18,7 +18,7 @@ from specsim.selfcheck.hunt import Hunted, InterruptedHuntError, hunt_in_child
 
 SEEDS = 3
 SCHEDULES_MAX = 1000
-COLUMNS = ("mutant", "found", "rules", "schedules, median", "worst", "CPU s, median", "worst")
+COLUMNS = ("mutant", "found", "rules", "schedules, median", "worst")
 
 
 def hunt_all(
@@ -62,7 +62,7 @@ def found_by_nobody(hunted: Sequence[Hunted]) -> list[str]:
 
 
 def to_json(hunted: Hunted) -> dict[str, Any]:
-    """A mutant, and how many seeds found it, after how many schedules and CPU seconds."""
+    """A mutant, and how many seeds found it, after how many schedules."""
     mutant = hunted.mutant
     return {
         "id": mutant.id,
@@ -75,18 +75,15 @@ def to_json(hunted: Hunted) -> dict[str, Any]:
         "found": hunted.found,
         "rules": hunted.rules,
         "schedules": {"median": hunted.schedules_median, "worst": hunted.schedules_worst},
-        "cpu_seconds": {"median": hunted.cpu_seconds_median, "worst": hunted.cpu_seconds_worst},
     }
 
 
 def row(hunted: Hunted) -> tuple[str, ...]:
-    """The cells of a mutant: id, found of seeds, rules, schedules and CPU seconds in the median and at worst."""
+    """The cells of a mutant: id, found of seeds, rules, schedules in the median and at worst."""
     return (
         hunted.mutant.id,
         f"{hunted.found}/{len(hunted.hunts)}",
         " ".join(hunted.rules) or "none",
         f"{hunted.schedules_median:g}",
         f"{hunted.schedules_worst}",
-        f"{hunted.cpu_seconds_median:.1f}",
-        f"{hunted.cpu_seconds_worst:.1f}",
     )

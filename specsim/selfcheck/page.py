@@ -24,7 +24,7 @@ def _mutants(hunted: Sequence[Hunted]) -> list[str]:
     bugs = sum(bool(bug.mutants) for bug in BUGS)
     alone = sum(each.mutant.id[0] == OF_NO_BUG for each in hunted)
     schedules = max(each.schedules_worst for each in hunted)
-    seconds = max(each.cpu_seconds_median for each in hunted)
+    median = max(each.schedules_median for each in hunted)
     return [
         "# Mutants",
         "",
@@ -33,8 +33,8 @@ def _mutants(hunted: Sequence[Hunted]) -> list[str]:
         f"reference engine (`specsim/selfcheck/known_bugs.toml`). {alone} more, of class {OF_NO_BUG}, are mistakes that"
         " no known bug is. Each is",
         "hunted by the schedules that `specsim check` draws: they are run from each seed until one breaks a rule.",
-        f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {seconds:.0f} CPU seconds in the median, the"
-        f" longest hunt {schedules} schedules.",
+        f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {median:g} schedules in the median, the longest hunt"
+        f" {schedules}.",
         "",
         "This page is written by `specsim mutants --write docs/mutants.md`.",
         "",
