@@ -37,7 +37,7 @@ RELEASE_TESTS := $(shell grep -rlwE --include='test_*.py' 'Release|RELEASES' pro
 GPU_TESTS := property_tests/gpu property_tests/kernels property_tests/contracts/test_bulk_generators.py \
 	property_tests/reference/test_reference_agrees_with_the_naive_implementation.py
 
-.PHONY: help setup run test test-releases test-package test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs pages lint clean \
+.PHONY: help setup run test test-releases test-package test-sm90 test-gpu sanitize-gpu attack nightly docs pages lint clean \
 	stale fixtures expected
 
 help: ## what can be made
@@ -76,10 +76,7 @@ fixtures: $(READY) ## makes them anew; commit what it changed
 	$(BIN)/python fixtures/remake.py --write fixtures/replays
 
 expected: $(DEV) ## what the tests expect of the releases VERSIONS, into fixtures/*.expected.json: minutes each
-	TRITON_INTERPRET=1 SPECSIM_COMPILED=0 $(BIN)/python -m property_tests.support.release_expectations $(VERSIONS)
-
-test-compiled: $(DEV) ## the tests that compile the simulator: minutes
-	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/engine/test_compiled.py
+	TRITON_INTERPRET=1 $(BIN)/python -m property_tests.support.release_expectations $(VERSIONS)
 
 test-sm90: $(DEV) ## every kernel compiled for sm_90, without a GPU: spills and vector widths
 	SPECSIM_COMPILE=all $(BIN)/python -m pytest property_tests/kernels/test_compiled_kernels.py

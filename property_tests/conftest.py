@@ -17,20 +17,14 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-os.environ["SPECSIM_COMPILED"] = (
-    "0"  # what tests replace in a module they replace in Python; test_compiled runs a build
-)
 torch.set_num_threads(1)
 
 from property_tests.support.known_releases import FEW, RELEASES, VLLM_NEW, VLLM_OLD
-from specsim.compiled.finder import uninstall
 from specsim.engines.packages import open_source
 from specsim.engines.target import Release
 from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree
 from specsim.strategies import register_profiles
-
-uninstall()  # pytest imported the plugin, and with it specsim, before SPECSIM_COMPILED was set
 
 # `fast` is what `make test` runs: the same examples each time, so that a change fails by what it changed, and few. The
 # others are those of users (dev, ci, nightly, gpu), with other examples each time; `make nightly` takes `nightly`.

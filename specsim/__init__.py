@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from specsim.compiled import finder
-
 DISTRIBUTION = "specsim-llm"
 """What pip calls this package."""
 
@@ -21,6 +19,3 @@ else:
             return version(DISTRIBUTION)
         except PackageNotFoundError:  # a source tree on the path, not installed
             return "0+unknown"
-
-
-finder.install()

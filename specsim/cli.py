@@ -30,7 +30,6 @@ from specsim.commands.options import (
     say,
     tell,
 )
-from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.engines.registry import MAIN
 from specsim.errors import NondeterministicError, UsageError
@@ -57,9 +56,7 @@ REPLAYED = "specsim.replayed/1"
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from specsim.compiled.finder import in_use
-
-        typer.echo(f"specsim {specsim.__version__}, the simulator {in_use()}")
+        typer.echo(f"specsim {specsim.__version__}")
         raise typer.Exit
 
 
@@ -116,7 +113,6 @@ def replay(
             raise UsageError(f"--device with a finding of the {stored.tier} tier", "it has no device: leave it out")
         text = parse_target(target or stored.target).text
         announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
-        note_stale(file, stored)
     hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
     request = replaying.request_of(stored, text, open_cache(cache_dir).folder, hang_seconds, device=device)
     answer = (
@@ -188,7 +184,6 @@ def report(
 
     def announced(stored: Replay, file: Path) -> None:
         announce_replay(file, stored, on or stored.target, named=on is not None, trust=trust)
-        note_stale(file, stored)
 
     def noted(stored: Replay, file: Path) -> dict[str, Any]:
         request = replaying.request_of(stored, on or stored.target, open_cache(cache_dir).folder, hang_seconds)
@@ -273,8 +268,8 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU; `campaign`, `interpreter`, `scheduler`, `planted` and `found`
-    when they are named. The last two hunt defects planted into a release's scheduler, and count the seeds that show
+    `kernels` is run when it is named or there is a GPU; `interpreter`, `scheduler`, `planted` and `found` when
+    they are named. The last two hunt defects planted into a release's scheduler, and count the seeds that show
     what it has.
     """
     from specsim import interrupts
@@ -295,7 +290,7 @@ def bench(
         if value and name not in of:
             raise UsageError(f"{option} without {of[0]}", f"it is an option of specsim bench {of[0]} {option} ...")
     chosen = choose_device("cpu" if name in ("interpreter", *OF_SCHEDULERS) else device)
-    unasked = {"campaign", "interpreter", *OF_SCHEDULERS} | ({"kernels"} if chosen != "cuda" else set())
+    unasked = {"interpreter", *OF_SCHEDULERS} | ({"kernels"} if chosen != "cuda" else set())
     names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     print_bench_environment(environment())
     with interrupts.gentle(), interrupts.termination_asks():
@@ -331,7 +326,6 @@ developers = typer.Typer(
     name="dev", help="What only developers of specsim need.", no_args_is_help=True, rich_markup_mode=None, cls=Group
 )
 developers.command(cls=check.DevelopersCheckCommand)(check.check)
-developers.command(name="compile", cls=Command)(model.compile_simulator)
 app.add_typer(developers)
 
 

@@ -67,9 +67,7 @@ class OpReplay:
     generator: str = ""
     source: str = ""
     mutant: ClassVar[str] = ""
-    model_hash: ClassVar[str] = ""
     events: ClassVar[Sequence[str]] = ()
-    meaning: ClassVar[None] = None
 
     @property
     def size(self) -> tuple[int, str]:
@@ -86,58 +84,6 @@ class OpReplay:
             is_tensor = isinstance(tensor, dict) and all(isinstance(tensor.get(k), list) for k in ("shape", "data"))
             if not is_tensor:
                 return f"tensors[{name!r}] must be an object with shape and data"
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleReplay:
-    """A finding of the accounting tier.
-
-    `mutant`       id of the model's mutant it was found on, "" for none
-    `part`         the seam function that is blamed; `where` and `source_hash` are of its code
-    `tape`         every choice: the scenario's, then the schedule's
-    `scenario`     what the tape stands for, to read: configuration and workload
-    `model_hash`   hash of the simulator's code: with another one the tape may mean another schedule
-    `digest`       of the events
-    `order`        the two events in whose other order the rule holds, empty for none
-    `events`       the lines of the event log up to the broken rule, empty in files of older versions
-    """
-
-    target: str
-    tier: str
-    mutant: str
-    part: str
-    where: str
-    source_hash: str
-    tape: list[int]
-    scenario: dict[str, Any]
-    seed: int
-    rule: str
-    signature: str
-    title: str
-    model_hash: str
-    digest: str
-    order: list[str] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-    source: str = ""
-    device: ClassVar[str] = ""
-
-    @property
-    def meaning(self) -> dict[str, Any]:
-        return self.scenario
-
-    @property
-    def size(self) -> tuple[int, str]:
-        return len(self.events), "events"
-
-    def is_shown(self, violation: Mapping[str, Any]) -> bool:
-        # On another target another seam function may be at fault.
-        return bool(violation["signature"] == self.signature or violation["rule"] == self.rule)
-
-    def problem(self) -> str:
-        for name, lines in (("order", self.order), ("events", self.events)):
-            if not all(isinstance(text, str) for text in lines):
-                return f"{name} must hold lines of text"
         return ""
 
 
@@ -172,8 +118,6 @@ class SchedulerReplay:
     mutant: str = ""
     source: str = ""
     device: ClassVar[str] = ""
-    model_hash: ClassVar[str] = ""
-    meaning: ClassVar[None] = None
 
     @property
     def size(self) -> tuple[int, str]:
@@ -189,16 +133,14 @@ class SchedulerReplay:
         return "" if all(isinstance(text, str) for text in self.events) else "events must hold lines of text"
 
 
-Replay = OpReplay | ScheduleReplay | SchedulerReplay
+Replay = OpReplay | SchedulerReplay
 """What every tier's file has: `target`, `tier`, `where`, `source_hash`, `tape`, `seed`, `rule`, `signature`, `title`
-and `digest`; `source`, of a folder that is the target its commit or version; `device`, `mutant`, `model_hash`
-and `events`, empty where a tier has none; `meaning`, what the tape stands for where a change of the
-simulator changes that, else None; `size`, how large the case is and in what; `is_shown(violation)`, whether a violation
-of a replay is the file's; and `problem()`, what is wrong with its values, "" for nothing.
+and `digest`; `source`, of a folder that is the target its commit or version; `device`, `mutant` and `events`, empty
+where a tier has none; `size`, how large the case is and in what; `is_shown(violation)`, whether a violation of a replay
+is the file's; and `problem()`, what is wrong with its values, "" for nothing.
 """
 _KINDS: dict[str, type[Replay]] = {
     "ops": OpReplay,
-    "accounting": ScheduleReplay,
     "scheduler": SchedulerReplay,
 }
 
@@ -319,32 +261,6 @@ def unheard(broken: Sequence[Mapping[str, Any]]) -> str:
     """
     ended = next((entry["actual"] for entry in broken if entry["rule"] in ENDED), "")
     return f"the replay {ended}; --hang-seconds gives it longer" if ended else ""
-
-
-def event_line(event: Mapping[str, Any]) -> str:
-    """An event of the log as one line, as in the field `events`."""
-    line = f"{event['number']:>4}  {event['agent']:<6}  {event['event']:<8}  {event['who']:<8}  {event['details']}"
-    return line.rstrip()
-
-
-def why_not_shown(
-    stored: ScheduleReplay, scenario: Mapping[str, Any], events: Sequence[str], same_model: bool
-) -> tuple[bool, str]:
-    """Why a schedule that was run again does not show the finding any more: whether it still is the schedule of the
-    file, and a sentence. `events` are the lines of its log; `same_model` says that the simulator's code is the file's.
-
-    While the simulator is the same the tape means the same, and other events are what the target now does.
-    """
-    if not same_model and stored.scenario != scenario:
-        return False, "its tape stands for another configuration or workload now"
-    for number, was in enumerate(stored.events):
-        now = events[number] if number < len(events) else "-  the end"
-        if was != now:
-            text = f"event {number} was {' '.join(was.split()[1:])!r}, is {' '.join(now.split()[1:])!r}"
-            return same_model, f"the schedule diverged at event {number}: {text}"
-    if stored.events:
-        return True, "fixed: the same events, and the rule holds"
-    return True, "the file is of an older version and holds no events to compare with"
 
 
 def file_name(text: str) -> str:

@@ -253,7 +253,7 @@ def assert_no_finding(
 ) -> Verdict:
     """TARGET ("model", "sglang==VERSION", "sglang@PATH[#REV]", "module:object") breaks no rule within the budget.
 
-    `only` is a tier: ops, accounting or scheduler. `known` are signatures of findings that are let pass. Returns the
+    `only` is a tier: ops or scheduler. `known` are signatures of findings that are let pass. Returns the
     verdict, which lists what was not run and why. Raises AssertionError with each finding; UsageError for a target that
     cannot be used, for one of which nothing could be checked, and for a release that is not in the cache, since tests
     fetch nothing.
@@ -386,7 +386,7 @@ def assert_gone(file: Path | str, target: str = "", *, hang_seconds: float = 20.
     """The finding of a replay file is not there on `target`, or on the target that it was found on.
 
     Raises AssertionError where it is, UsageError for a file that cannot be read, and unittest.SkipTest, which skips the
-    test, for one that no longer applies: after a change of the simulator its tape stands for another schedule.
+    test, for one that no longer applies: the target does not run it.
     """
     __tracebackhide__ = True
     stored, on, pinned = _replayed(Path(file), target, hang_seconds)

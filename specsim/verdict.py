@@ -101,8 +101,6 @@ class Finding:
     `replay`     path of the replay file, "" if none was written
     `count`      how many of the cases or schedules hit it
     `details`    lines for a reader: sizes, arguments, events that matter
-    `order`      the two events in whose other order the rule holds; empty when it happens in every order, None when
-                 that was not looked for
     `triage`     what is known of it publicly, one line; "" where nobody looked
     `changed`    "FUNCTION FILE:LINE" of what the target has otherwise than the revision that is its baseline, and the
                  case runs; the first changed line of each
@@ -129,7 +127,6 @@ class Finding:
     replay: str
     count: int
     details: tuple[str, ...] = ()
-    order: tuple[str, ...] | None = None
     triage: str = ""
     changed: tuple[str, ...] = ()
     op: str = ""
@@ -193,10 +190,9 @@ def of_one_wait(findings: Sequence[Finding], known: Collection[str]) -> dict[str
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:
     """The finding of its JSON form."""
-    order = None if data.get("order") is None else tuple(data["order"])
-    changed = {"severity": Severity(data["severity"]), "details": tuple(data["details"]), "order": order}
+    changed = {"severity": Severity(data["severity"]), "details": tuple(data["details"])}
     changed |= {name: tuple(data.get(name, ())) for name in ("arguments", "changed")}
-    return Finding(**{**data, **changed})
+    return Finding(**{name: value for name, value in {**data, **changed}.items() if name != "order"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +236,7 @@ class Covered:
 
 @dataclass(slots=True)
 class Suite:
-    """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's; `setups`
+    """What ran under one name. `cases` are inputs of operations, `events` the iterations of `schedules`; `setups`
     names those of a scheduler that schedules ran on. `nondeterministic` is what did not run the same twice, and how two
     runs differ: a finding that only the first of them showed is none. `ran_lines` has the lines of a change that
     schedules ran, by FILE:LINE, and how many of them did; `coverage`, by file, how much of the target they ran;
@@ -411,7 +407,7 @@ class Verdict:
                 {
                     **asdict(finding),
                     "details": list(finding.details),
-                    "order": _listed(finding.order),
+                    "order": None,  # of the format, and of no tier any more
                     "arguments": list(finding.arguments),
                     "changed": list(finding.changed),
                 }
@@ -436,7 +432,3 @@ def _untimed(suite: Suite) -> dict[str, Any]:
 
 def _plain(value: str | int | tuple[str, ...]) -> str | int | list[str]:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _listed(lines: tuple[str, ...] | None) -> list[str] | None:
-    return None if lines is None else list(lines)

@@ -79,7 +79,7 @@ def verdict_of(folder: Path, *arguments: str, **environment: str) -> dict[str, A
 
 
 def test_the_model_has_no_finding(folder: Path) -> None:
-    ended = specsim(folder, "check", "--cases", "2", "--schedules", "100", "--device", "cpu")
+    ended = specsim(folder, "check", "--cases", "2", "--schedules", "16", "--device", "cpu")
     assert ended.returncode == 0, ended.stderr
     assert "pass: no findings" in ended.stdout
     assert not (folder / "specsim-findings").exists()
@@ -258,7 +258,7 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(
         ({"sizes": {"bs": -1}}, "sizes['bs'] is -1"),
         ({"tape": None}, "field 'tape'"),
         ({"tier": "kernels"}, "tier 'kernels' is unknown"),
-        ({"tier": "accounting"}, "field 'mutant' is missing"),
+        ({"tier": "scheduler"}, "field 'part' is missing"),
         ({"tape": [1, -2]}, "tape must hold integers of at least 0"),
         ({"target": "tensorrt==1.0"}, "tensorrt==1.0"),
         ({"subject": "caller:Worker.verify", "target": "sglang@nowhere"}, "nowhere"),
@@ -293,7 +293,7 @@ def test_targets_lists_what_works_and_why_the_rest_does_not(folder: Path) -> Non
     assert ended.returncode == 0
     assert data["targets"][0] == {
         "target": "model",
-        "tiers": ["ops", "accounting"],
+        "tiers": ["ops", "scheduler"],
         "note": "the built-in engine with specsim's own kernels",
     }
     assert any("scheduler" in entry["tiers"] for entry in data["targets"])

@@ -31,15 +31,15 @@ from specsim.verdict import CheckedSubject, Compared, Finding, NotRun, Severity,
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "fixtures" / "schemas" / "sarif-2.1.0.json").read_text())
-FIXTURE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
+FIXTURE = ROOT / "fixtures" / "replays" / "slots-freed-under-a-running-request.json"
 HOSTILE = "</script>\x1b[2J\x00\r\n::error::x]]>&%0A|,file=a`[b](c)\u202e\ud800"
 TEXT = st.text(max_size=40) | st.just(HOSTILE)
 
 
-def finding(signature: str = "accounting:I32:resolve", **changed: Any) -> Finding:
+def finding(signature: str = "scheduler:I40:resolve", **changed: Any) -> Finding:
     texts = {"sentence": "a stale result changes nothing", "title": "a stale result moved the length"}
     seen = {"where": "srt/managers/batch.py:7", "expected": "3", "actual": "4", "count": 2}
-    of_rule = {"rule": "I32", "severity": Severity.WRONG_RESULT, "reach": "default"}
+    of_rule = {"rule": "I40", "severity": Severity.WRONG_RESULT, "reach": "default"}
     return found(signature, **{**texts, **seen, **of_rule, **changed})
 
 
@@ -52,23 +52,23 @@ def verdict(*findings: Finding, compared: Compared | None = None, checked: str =
             judged=[CheckedSubject("f", checked, "a.py:1", 3)],
             not_run=[NotRun("g", "no g")],
         ),
-        Suite("accounting", schedules=4, events=90, seconds=2.0),
+        Suite("scheduler", schedules=4, events=90, seconds=2.0),
     ]
     return Verdict("model", 7, suites, list(findings), compared).to_json()
 
 
 def compared(*known: str, new: tuple[str, ...] = ()) -> Compared:
-    return Compared("base.json", new, known, ("accounting:I01:prepare",), ("workers:x:W1",))
+    return Compared("base.json", new, known, ("scheduler:I01:prepare",), ("workers:x:W1",))
 
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> dict[str, Any]:
     """Verdicts with any text in every place that a target can write to."""
     texts = {name: draw(TEXT) for name in ("title", "sentence", "where", "expected", "actual", "replay", "triage")}
-    tier = draw(st.sampled_from(["ops", "accounting"]))
+    tier = draw(st.sampled_from(["ops", "scheduler"]))
     signature = f"{tier}:{draw(TEXT)}"
     severity = draw(st.sampled_from(list(Severity)))
-    found = finding(signature, **texts, severity=severity, details=(draw(TEXT),), rule=draw(st.just("I32") | TEXT))
+    found = finding(signature, **texts, severity=severity, details=(draw(TEXT),), rule=draw(st.just("I40") | TEXT))
     held = draw(st.sampled_from([None, compared(), compared(signature)]))
     return verdict(found, compared=held, checked=draw(TEXT)) | {"target": draw(TEXT)}
 
@@ -95,15 +95,15 @@ def test_sarif_is_valid_whatever_the_text(data: dict[str, Any]) -> None:
 
 
 def test_sarif_has_rules_fingerprints_places_and_what_is_new() -> None:
-    found = [finding(), finding("accounting:I40:long:finish check", rule="I40", severity=Severity.METRIC)]
-    data = verdict(*found, compared=compared("accounting:I32:resolve", new=("accounting:I40:long:finish check",)))
+    found = [finding(), finding("scheduler:S3:resolve", rule="S3", severity=Severity.METRIC)]
+    data = verdict(*found, compared=compared("scheduler:I40:resolve", new=("scheduler:S3:resolve",)))
     (run,) = valid(sarif.sarif_of([data], located, lambda _file: ()))["runs"]
-    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["I32", "I40"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["I40", "S3"]
     assert [result["ruleIndex"] for result in run["results"]] == [0, 1]
     assert [result["level"] for result in run["results"]] == ["error", "warning"]
     assert [result["baselineState"] for result in run["results"]] == ["unchanged", "new"]
     one = run["results"][0]
-    assert one["partialFingerprints"] == {sarif.FINGERPRINT: "accounting:I32:resolve"}
+    assert one["partialFingerprints"] == {sarif.FINGERPRINT: "scheduler:I40:resolve"}
     assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "srt/managers/batch.py"
     assert one["locations"][0]["physicalLocation"]["region"] == {"startLine": 7}
     assert [note["message"]["text"] for note in run["invocations"][0]["toolExecutionNotifications"]] == [
@@ -111,19 +111,17 @@ def test_sarif_has_rules_fingerprints_places_and_what_is_new() -> None:
     ]
 
 
-def test_the_events_of_a_schedule_are_a_code_flow_an_agent_a_thread() -> None:
+def test_the_launches_of_a_schedule_are_a_code_flow_a_kind_a_thread() -> None:
     stored = json.loads(FIXTURE.read_text())
-    found = finding(replay=str(FIXTURE), order=tuple(stored["order"]))
+    found = finding(replay=str(FIXTURE))
     log = valid(sarif.sarif_of([verdict(found)], located, outputs.events_of))
     (flow,) = log["runs"][0]["results"][0]["codeFlows"]
     steps = [step for thread in flow["threadFlows"] for step in thread["locations"]]
-    assert {thread["id"] for thread in flow["threadFlows"]} == {"host", "device"}
+    assert {thread["id"] for thread in flow["threadFlows"]} == {"extend", "decode"}
     in_order = sorted(steps, key=lambda step: step["executionOrder"])
     shown = [step["location"]["message"]["text"] for step in in_order]
     assert shown == [" ".join(line.split()) for line in stored["events"]]
-    numbers = {int(number) for text in stored["order"] for number in re.findall(r"event (\d+):", text)}
-    essential = {index for index, step in enumerate(in_order) if step["importance"] == "essential"}
-    assert essential == {*numbers, len(shown) - 1} - {number for number in numbers if number >= len(shown)}
+    assert [step["importance"] == "essential" for step in in_order] == [*[False] * (len(shown) - 1), True]
 
 
 def test_a_finding_with_thousands_of_events_keeps_the_last_ones() -> None:
@@ -157,7 +155,7 @@ def test_junit_has_the_finding_with_the_command_that_replays_it() -> None:
         "f, f",
         "g",
         "4 schedules, 90 events",
-        "accounting:I32:resolve",
+        "scheduler:I40:resolve",
     }
 
 
@@ -179,15 +177,15 @@ def test_an_annotation_is_one_line_that_nothing_in_it_can_leave(data: dict[str, 
 
 
 def test_only_what_is_new_is_annotated_and_the_summary_has_both() -> None:
-    found = [finding(), finding("accounting:I40:long:finish check", title="too long")]
-    data = verdict(*found, compared=compared("accounting:I32:resolve"))
+    found = [finding(), finding("scheduler:S3:resolve", title="too long")]
+    data = verdict(*found, compared=compared("scheduler:I40:resolve"))
     (line,) = github.annotations_of([data], located)
-    assert line.startswith("::error file=srt/managers/batch.py,line=7,title=stale-result (I32)%3A too long::")
+    assert line.startswith("::error file=srt/managers/batch.py,line=7,title=visible-outputs (I40)%3A too long::")
     text = github.summary_of([data])
     assert "1 new finding, 1 as in base.json" in text
-    assert "| known | stale-result (I32) | a stale result moved the length |" in text.partition("<details>")[2]
-    assert "| new | stale-result (I32) | too long | srt/managers/batch.py:7 |" in text.partition("<details>")[0]
-    assert "No longer found: <code>accounting:I01:prepare</code>" in text
+    assert "| known | visible-outputs (I40) | a stale result moved the length |" in text.partition("<details>")[2]
+    assert "| new | visible-outputs (I40) | too long | srt/managers/batch.py:7 |" in text.partition("<details>")[0]
+    assert "No longer found: <code>scheduler:I01:prepare</code>" in text
 
 
 def test_a_place_is_relative_to_the_repository_of_the_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,14 +246,14 @@ def test_a_baseline_that_is_neither_file_nor_target_is_refused(text: str, update
 
 
 def test_what_could_not_be_checked_here_is_not_gone() -> None:
-    known = frozenset({"accounting:I01:prepare", "ops:f:f", "ops:g:g", "workers:x:W1", "accounting:I32:resolve"})
+    known = frozenset({"scheduler:I01:prepare", "ops:f:f", "ops:g:g", "workers:x:W1", "scheduler:I40:resolve"})
     suites = [
         Suite("ops", cases=3, judged=[CheckedSubject("f", "f", "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
-        Suite("accounting", schedules=4, events=90),
+        Suite("scheduler", schedules=4, events=90),
     ]
     held = compare(Verdict("model", 0, suites, [finding()]), Baseline("b", frozenset(known), Reach()))
-    assert (held.known, held.new) == (("accounting:I32:resolve",), ())
-    assert held.gone == ("accounting:I01:prepare", "ops:f:f")
+    assert (held.known, held.new) == (("scheduler:I40:resolve",), ())
+    assert held.gone == ("ops:f:f", "scheduler:I01:prepare")
     assert held.not_judged == ("ops:g:g", "workers:x:W1")
     suites[1].not_run.append(NotRun("the other schedules", "the time budget was spent"))
     held = compare(Verdict("model", 0, suites, [finding()]), Baseline("b", frozenset(known), Reach()))
@@ -290,7 +288,7 @@ def test_of_a_baseline_that_cannot_be_checked_no_finding_is_lost(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(apart, "check_apart", lambda *_arguments: column)
-    found = Verdict("model", 0, [Suite("accounting", schedules=1)], [finding()])
+    found = Verdict("model", 0, [Suite("scheduler", schedules=1)], [finding()])
     monkeypatch.setattr(one_target, "verdict_of", lambda _asked: found)
     asked = Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, tmp_path, "cpu", 1.0)
     files = [tmp_path / name for name in ("v.json", "j.xml", "s.sarif")]
@@ -304,11 +302,11 @@ def test_of_a_baseline_that_cannot_be_checked_no_finding_is_lost(
 
 def test_a_baseline_is_checked_with_every_option_of_a_gate(tmp_path: Path) -> None:
     """Its findings are not shrunk, so that the attempts of --ci are not of it."""
-    arguments = ("check", "model", "--ci", "--baseline", "model", "--only", "accounting", "--schedules", "3")
-    for more in ((), ("--no-shrink",), ("--attempts", "2")):
+    arguments = ("check", "model", "--ci", "--baseline", "model", "--only", "scheduler", "--schedules", "1")
+    for more in (("--no-shrink",), ("--attempts", "2")):
         ended = specsim(tmp_path, *arguments, *more, "--json", "v.json")
         assert (ended.returncode, "no new findings, 0 known from model" in ended.stdout) == (0, True), ended.stderr
-        assert json.loads((tmp_path / "v.json").read_text())["baseline"]["tiers_there"] == ["accounting"]
+        assert json.loads((tmp_path / "v.json").read_text())["baseline"]["tiers_there"] == ["scheduler"]
 
 
 @pytest.mark.parametrize(

@@ -15,24 +15,18 @@ from typing import Any
 
 import pytest
 
-from property_tests.support.batch_results import batch as batch_of
 from property_tests.support.batch_results import result
-from property_tests.support.wrong_accountings import AppendsATokenTwice
 from specsim import bench
 from specsim.commands.pages import write_report
 from specsim.deadline import NEVER, Deadline, TimeSpent
-from specsim.engine.accounting import Accounting, Memory
-from specsim.engine.accounting_target import ModelTarget
 from specsim.fuzz import campaign
-from specsim.fuzz.batch import run_batch_here
-from specsim.fuzz.batches import BatchPlan, family_weights, lots_of
+from specsim.fuzz.batches import BatchPlan, lots_of
 from specsim.fuzz.campaign import GivenBack, go_on
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult
-from specsim.fuzz.workers import LocalPool
 from specsim.selfcheck.hunt import InterruptedHuntError, hunt_in_child
 
-FIXTURE = Path(__file__).parents[2] / "fixtures" / "replays" / "session-tail-leak.json"
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "replays" / "slots-freed-under-a-running-request.json"
 IDLE = 5.0  # seconds of start-up, and of a busy machine, that a test allows for
 
 
@@ -40,13 +34,6 @@ def seconds_of(work: Callable[[], object]) -> float:
     started = time.monotonic()
     work()
     return time.monotonic() - started
-
-
-class WrongTarget(ModelTarget):
-    """A model with a rule to break in nearly every run."""
-
-    def make(self, memory: Memory) -> Accounting:
-        return AppendsATokenTwice(memory)
 
 
 # The deadline itself
@@ -148,20 +135,8 @@ def test_a_replay_that_runs_when_the_budget_of_a_report_ends_is_bounded_by_it(tm
 # Campaigns
 
 
-def batch(**fields: Any) -> Batch:
-    return Batch(**{"campaign": 7, "shard": 0, "number": 0, "first": 0, "count": 10**6, "target": "model", **fields})
-
-
-def test_a_batch_ends_at_its_deadline_with_all_that_it_shrinks() -> None:
-    made = batch(tier="accounting", family="any")
-    results: list[BatchResult] = []
-    took = seconds_of(lambda: results.append(run_batch_here(WrongTarget(), made, "", deadline=Deadline.after(2.0))))
-    assert took < 2.0 + IDLE / 2
-    assert results[0].findings
-
-
 class StubbornPool:
-    """Batches that end when they are given up, and not before."""
+    """Batches that end when they are interrupted, and not before."""
 
     width = 2
 
@@ -177,63 +152,42 @@ class StubbornPool:
 
     def interrupt(self) -> None:
         self.calls.append("interrupt")
-
-    def give_up(self) -> None:
-        self.calls.append("give up")
         for future in self._running:
             future.set_exception(GivenBack())
 
 
 def plan_of(**tiers: list[str]) -> BatchPlan:
-    return BatchPlan(3, lots_of(tiers), family_weights(()))
+    return BatchPlan(3, lots_of(tiers))
 
 
-def test_a_batch_that_does_not_end_is_interrupted_then_given_up_and_run_again_later(
+def test_a_batch_that_does_not_end_is_interrupted_and_run_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(campaign, "LATE_SECONDS", 0.1)
     pool = StubbornPool()
     with Store.open(tmp_path / "c.db", campaign=3) as store:
         began = time.monotonic()
-        go_on(plan_of(model=["accounting"]), store, 0, pool, until=began + 0.2)
+        go_on(plan_of(model=["scheduler"]), store, 0, pool, until=began + 0.2)
         assert time.monotonic() - began < 0.2 + IDLE
-        assert pool.calls == ["interrupt", "give up"]
+        assert pool.calls == ["interrupt"]
         assert (store.batches(), store.next_number(0)) == ([], 0)
 
 
-def test_no_batch_of_cases_begins_when_its_start_takes_longer_than_what_is_left(
+def test_no_batch_begins_when_its_start_takes_longer_than_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign, "CASES_SECONDS_MIN", 3600.0)
+    monkeypatch.setattr(campaign, "SECONDS_MIN", 3600.0)
 
     class Pool(StubbornPool):
         width = 1
 
         def submit(self, batch: Batch, seconds: float) -> Future[BatchResult]:
             future = super().submit(batch, seconds)
-            if batch.tier == "ops":
-                time.sleep(0.6)
+            time.sleep(0.6)
             future.set_result(result(batch))
             return future
 
     pool = Pool()
     with Store.open(tmp_path / "c.db", campaign=3) as store:
-        plan = plan_of(model=["ops", "accounting"])
-        go_on(plan, store, 0, pool, until=time.monotonic() + 0.7, batches_max=40)
-        assert pool.tiers[0] == "ops"
-        assert set(pool.tiers[1:]) <= {"accounting"}
-        only_cases = Pool()
-        go_on(plan_of(model=["ops"]), store, 0, only_cases, until=time.monotonic() + 0.7)
-        assert only_cases.tiers == ["ops"]
-
-
-def test_a_pool_that_gives_up_gives_its_batches_back(tmp_path: Path) -> None:
-    pool = LocalPool(1, tmp_path, 20.0)
-    try:
-        future = pool.submit(batch_of(count=5000), math.inf)
-        time.sleep(0.5)
-        pool.give_up()
-        with pytest.raises(GivenBack):
-            future.result(IDLE)
-    finally:
-        pool.close()
+        go_on(plan_of(model=["ops"]), store, 0, pool, until=time.monotonic() + 0.7)
+        assert pool.tiers == ["ops"]

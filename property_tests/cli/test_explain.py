@@ -67,20 +67,20 @@ def test_every_entry_of_the_triage_list_is_known_of_its_signature() -> None:
 
 
 def test_a_rule_lists_the_known_findings_that_break_it() -> None:
-    known = {entry["signature"] for entry in explain("stale-result", KNOWN)["known"]}
-    assert known == {entry.signature for _, entry in ENTRIES if ":I32:" in entry.signature}
+    known = {entry["signature"] for entry in explain("content-read", KNOWN)["known"]}
+    assert known == {entry.signature for _, entry in ENTRIES if ":I05:" in entry.signature}
 
 
 def test_a_new_finding_of_a_known_rule_is_explained_by_its_rule() -> None:
-    data = explain("accounting:I32:of my own", KNOWN)
-    assert (data["slug"], data["known"], data["examples"]) == ("stale-result", [], [])
+    data = explain("scheduler:I05:of my own", KNOWN)
+    assert (data["slug"], data["known"], data["examples"]) == ("content-read", [], [])
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("stale-reslt", "stale-result"),
-        ("STALE-RESULTS", "stale-result"),
+        ("content-reed", "content-read"),
+        ("CONTENT-READS", "content-read"),
         ("ops:alloc_extend:kernel:alloc_extent", "ops:alloc_extend:kernel:alloc_extend"),
     ],
 )
@@ -98,8 +98,8 @@ def test_a_name_that_is_nothing_says_what_is_allowed(capsys: pytest.CaptureFixtu
 
 def test_json_has_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["explain", "I32", "--json", str(tmp_path / "e.json")])
+        main(["explain", "I05", "--json", str(tmp_path / "e.json")])
     assert ended.value.code == 0
     data = json.loads((tmp_path / "e.json").read_text())
-    assert (data["format"], data["slug"]) == ("specsim.explained/1", "stale-result")
+    assert (data["format"], data["slug"]) == ("specsim.explained/2", "content-read")
     assert data["sentence"] in " ".join(capsys.readouterr().out.split())

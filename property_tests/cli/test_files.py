@@ -278,9 +278,7 @@ def test_what_is_appended_to_is_closed_twice_without_harm(tmp_path: Path) -> Non
 _WRITES = {"write_text", "write_bytes", "touch", "mkdir", "symlink_to", "hardlink_to", "copytree", "copyfile", "copy2"}
 _OF_OS = {"open", "replace", "rename", "link", "symlink", "makedirs", "mknod", "mkfifo", "truncate"}
 MAY = {
-    "specsim/compiled/build.py: copytree",  # into a scratch folder of the cache
-    "specsim/compiled/build.py: os.replace",  # a folder of the cache that is whole
-    "specsim/world/unpack.py: os.rename",  # likewise
+    "specsim/world/unpack.py: os.rename",  # a folder of the cache that is whole
     "specsim/lifting/source.py: mkdir",  # into a scratch folder of the cache
     "specsim/lifting/source.py: write_bytes",  # likewise
 }

@@ -129,7 +129,7 @@ def test_a_working_folder_that_is_gone_is_reported(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(SystemExit) as ended:
-        cli.main(["replay", str(ROOT / "fixtures" / "replays" / "session-tail-leak.json")])
+        cli.main(["replay", str(ROOT / "fixtures" / "replays" / "slots-freed-under-a-running-request.json")])
     assert (ended.value.code, "the working folder cannot be used" in capsys.readouterr().err) == (2, True)
 
 

@@ -73,10 +73,10 @@ def column(target: str, suites: list[dict[str, Any]], findings: list[dict[str, A
     return Column(target, verdict, "", 1 if findings else 0, 1.0)
 
 
-RAN = suite("accounting", schedules=9)
-BAD = column("bad", [RAN], [finding("accounting:I31:resolve")])
+RAN = suite("scheduler", schedules=9)
+BAD = column("bad", [RAN], [finding("scheduler:I40:resolve")])
 GOOD = column("good", [RAN], [])
-UNSIMULATED = column("unsimulated", [suite("accounting", not_run=[{"what": "accounting", "why": "no engine"}])], [])
+UNSIMULATED = column("unsimulated", [suite("scheduler", not_run=[{"what": "scheduler", "why": "no engine"}])], [])
 OTHER_TIER = column("other", [suite("ops", cases=3)], [])
 LOST = Column("lost", {}, "its check ended with SIGKILL", -9, 1.0)
 
@@ -88,7 +88,7 @@ def test_a_cell_is_a_finding_clean_or_not_run_and_never_clean_for_want_of_a_run(
         "bad": ("finding", ""),
         "good": ("clean", ""),
         "unsimulated": ("not run", "no engine"),
-        "other": ("not run", "the tier accounting was not asked for"),
+        "other": ("not run", "the tier scheduler was not asked for"),
         "lost": ("not run", "its check ended with SIGKILL"),
     }
 
@@ -155,11 +155,11 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(tmp_path: Path, argume
 def test_a_page_links_each_finding_to_the_fixture_that_shows_it(tmp_path: Path) -> None:
     folder = tmp_path / "fixtures"
     folder.mkdir()
-    stored = {"signature": "accounting:I31:resolve", "expect": {"bad": {"shows": True}, "good": {"shows": False}}}
+    stored = {"signature": "scheduler:I40:resolve", "expect": {"bad": {"shows": True}, "good": {"shows": False}}}
     (folder / "f.json").write_text(json.dumps(stored))
     matrix = Matrix("0", [BAD, GOOD, LOST], rows_of([BAD, GOOD, LOST]))
     text = page(matrix.to_json(), "the command", fixtures_in(folder), tmp_path / "docs" / "page.md")
-    assert "| `accounting:I31:resolve` | [x](../fixtures/f.json) | ok | - |" in text
+    assert "| `scheduler:I40:resolve` | [x](../fixtures/f.json) | ok | - |" in text
     assert "$ the command" in text
     assert "- lost: its check ended with SIGKILL" in text
 
@@ -172,7 +172,7 @@ def test_a_finding_that_no_check_met_is_reported_when_its_fixture_shows_it(
     shows = {target: {"shows": True} for target in (bad, good, lost)}
     (tmp_path / "f.json").write_text(json.dumps({**stored, "expect": shows}))
     ran = [RAN, suite("scheduler", schedules=9)]
-    columns = [column(bad, ran, [finding("accounting:I31:resolve")]), column(good, ran, []), replace(LOST, target=lost)]
+    columns = [column(bad, ran, [finding("scheduler:I40:resolve")]), column(good, ran, []), replace(LOST, target=lost)]
     matrix = Matrix("0", columns, rows_of(columns))
     before = [row.rule for row in matrix.rows]
     for known in (bad, good):  # a row of its own; then a cell of that row
@@ -257,7 +257,7 @@ def test_a_matrix_of_many_releases_is_printed_in_any_width(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cells have a style of two words, in which no line may be broken."""
-    columns = [column(f"sglang=={version}", [RAN], [finding("accounting:I31:resolve")]) for version in RELEASES]
+    columns = [column(f"sglang=={version}", [RAN], [finding("scheduler:I40:resolve")]) for version in RELEASES]
     matrix = Matrix("0", columns, rows_of(columns)).to_json()
     for width in (*range(20, 130), 400):
         monkeypatch.setenv("COLUMNS", str(width))

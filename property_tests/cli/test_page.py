@@ -17,15 +17,17 @@ from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
 from property_tests.support.pages import (
+    COMMAND,
     FIXTURE,
     HERE,
     HOSTILE,
     ROOT,
     Outline,
     longer,
+    made_up_payload,
+    made_up_schedule,
     op_answer,
     op_replay,
-    page_of_fixture,
     payload_in,
     renamed,
     states_of,
@@ -37,14 +39,10 @@ from specsim.commands.pages import write_page
 from specsim.commands.source_lines import LINES_MAX, source_of
 from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS
-from specsim.engine.accounting_target import ModelTarget
 from specsim.lifting.cache import Cache
 from specsim.report.page.payload import PageContext, payload_of
 from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
-from specsim.tiers.accounting.page import links_of
-from specsim.tiers.accounting.recording import RecordingEngine, recording_engine
-from specsim.tiers.accounting.schedules import chooser_of, run_schedule
 from specsim.tiers.messages import Replay, Replayed, Request
 from specsim.tiers.ops import answers as ops_answers
 from specsim.tiers.ops.page import COLUMNS_MAX, ROWS_MAX, tensors_of
@@ -54,54 +52,25 @@ from specsim.tiers.states import changed, ranges
 from specsim.tiers.tier import Page
 
 BYTES_MAX = 2_000_000
-HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}
+CASE = ROOT / "fixtures" / "replays" / "bonus-token-stride.json"
+HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "host": HOSTILE[2]}
 
 
 @dataclasses.dataclass
 class Made:
-    """What one `specsim replay --html` left."""
+    """The page of a schedule that is made up."""
 
-    printed: str
     html: str
     payload: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def made() -> Made:
-    folder, printed = page_of_fixture()
-    html = (folder / "out.html").read_text(encoding="utf-8")
-    return Made(printed, html, payload_in(html))
+    html = html_of(made_up_payload())
+    return Made(html, payload_in(html))
 
 
-# The recording
-
-
-def test_noting_the_states_changes_no_schedule_and_the_model_shows_no_wrong_slot() -> None:
-    target, events = ModelTarget(), 0
-    for index in range(60):
-        plain_run = run_schedule(target, chooser_of(0, index))
-        assert plain_run is not None
-        if plain_run.scenario.config.pool_slots > 120 or len(plain_run.run.log) > 120:
-            continue
-        engines: list[RecordingEngine] = []
-
-        def make(*arguments: Any, engines: list[RecordingEngine] = engines) -> RecordingEngine:
-            engines.append(recording_engine(*arguments))
-            return engines[0]
-
-        noted = run_schedule(target, chooser_of(0, index), engine=make)
-        assert noted is not None
-        assert noted.run == plain_run.run
-        recording = engines[0].recording()
-        assert len(recording["changes"]) == len(noted.run.log)
-        events += len(noted.run.log)
-        for number, state in enumerate(states_of(recording)):
-            for slot, (owner, _, holds, should) in state.get("slots", {}).items():
-                where = f"schedule {index}, {noted.run.log[number]}, slot {slot}"
-                assert owner != "leaked", where
-                assert " and " not in owner, where
-                assert should in ("", holds), where
-    assert events > 800
+# The states
 
 
 def test_what_changed_is_all_that_is_new_or_gone() -> None:
@@ -121,53 +90,32 @@ def test_ranges_say_the_numbers_in_their_order(numbers: list[int]) -> None:
 
 
 def test_the_page_has_the_lines_of_the_trace(made: Made) -> None:
-    lines = [event["line"] for event in made.payload["events"]]
-    assert lines == [line for line in made.printed.splitlines() if re.match(r" +\d+  \w+  ", line)]
-    assert "page: out.html" in made.printed
-    text = re.sub("<[^>]+>", "", re.findall("<pre.*?</pre>", made.html, re.DOTALL)[0])
-    for line in lines:
-        assert line.replace(">", "&gt;") in text
+    (trace,) = re.findall(r'<details class="trace" id="trace">.*?<pre.*?</pre>', made.html, re.DOTALL)
+    text = re.sub("<[^>]+>", "", trace)
+    for event in made.payload["play"]["events"]:
+        assert event["line"].replace(">", "&gt;") in text
 
 
 def test_the_page_says_what_the_finding_says(made: Made) -> None:
-    stored = replay_file.load(FIXTURE)
+    stored, _answer = made_up_schedule()
     finding = made.payload["finding"]
     assert (finding["rule"], finding["signature"]) == (stored.rule, stored.signature)
-    assert finding["rule_label"] == "stale-result (I32)"
+    assert finding["rule_label"] == "content-read (I05)"
     assert finding["severity"] == "wrong-result"
     assert finding["verdict"] == "Reproduced, bit for bit."
     (violation,) = made.payload["violations"]
-    assert (violation["event"], violation["rule"]) == (11, "I32")
-    assert [item["event"] for item in made.payload["order"]] == [9, 11]
-    assert made.payload["command"] == f"specsim replay {FIXTURE}"
+    assert (violation["event"], violation["rule"]) == (5, "I05")
+    assert made.payload["command"] == COMMAND
     tables = {title: dict(rows) for title, rows in made.payload["tables"].items()}
-    assert tables["Settings"]["topk"] == "1"
-    assert tables["Settings"][""] == "the others by default"
-    assert "max_new 2" in tables["Requests"]["r1"]
+    assert tables["Replay"]["setup"] == "pages of 1"
+    assert "2 tokens for 2" in tables["What users do"]["r1"]
 
 
-def test_the_states_say_what_the_trace_says(made: Made) -> None:
-    states = states_of(made.payload)
-    seen = set()
-    for event, state in zip(made.payload["events"], states, strict=True):
-        kind = event["event"]
-        seen.add(kind)
-        if kind == "launch":
-            assert event["who"] in state["lists"]["in flight"]
-        for word in event["details"].split() if kind == "prepare" else ():
-            rid, _, growth = word.partition(":")
-            assert state[f"request {rid}"]["allocated"] == int(growth.split(">")[1])
-            assert state["owners"][rid][2] == int(growth.split(">")[1])
-        if kind == "retract":
-            assert state[f"request {event['who']}"]["state"] == "waiting"
-            assert event["who"] not in state["owners"]
-            assert all(leaf[0] != event["who"] for leaf in state["slots"].values())
-        if kind == "verify":
-            accepted = {tree["rid"]: len(tree["path"]) for tree in made.payload["trees"][str(event["number"])]}
-            assert accepted == {word.split(":")[0]: int(word.split(":")[1]) for word in event["details"].split()}
-    assert seen == {"arrive", "admit", "launch", "prepare", "prefill", "verify", "retract", "resolve"}
-    last = states[-1]["request r1"]
-    assert (last["committed"], last["verify_count"], last["state"]) == (5, 1, "waiting")  # what the rule forbids
+def test_the_states_say_what_was_read_at_the_event_that_breaks_the_rule(made: Made) -> None:
+    before, after = states_of(made.payload)[-2:]
+    assert before["slots"]["7"] == ["r1", 0, "r1@0", "r1@0"]
+    assert after["slots"]["7"] == ["r1", 0, "r0@1", "r1@0"]
+    assert after["request r1"]["committed"] == 3
 
 
 def test_every_row_maps_to_slots_of_its_owner(made: Made) -> None:
@@ -176,41 +124,6 @@ def test_every_row_maps_to_slots_of_its_owner(made: Made) -> None:
             for position in range(allocated):
                 slot = state["cells"][f"{row},{position}"]
                 assert state["slots"][str(slot)][:2] == [name, position]
-
-
-def test_draft_trees_have_masks_of_their_own_path(made: Made) -> None:
-    (trees,) = made.payload["trees"].values()
-    for tree in trees:
-        for node, mask in enumerate(tree["masks"]):
-            path, at = {node}, node
-            while tree["parents"][at] >= 0:
-                at = tree["parents"][at]
-                path.add(at)
-            assert {other for other, bit in enumerate(mask) if bit == "1"} == path
-        assert set(tree["reads_prefix"]) == {tree["start"]}
-
-
-def test_arrows_lead_from_a_launch_to_its_work_and_on_to_its_result(made: Made) -> None:
-    events = made.payload["events"]
-    ends = [(events[link["from"]]["line"].split()[2:4], link["kind"], link["to"]) for link in made.payload["links"]]
-    assert ends == [
-        (["launch", "P0"], "run", 7),
-        (["launch", "V1"], "run", 8),
-        (["prefill", "P0"], "silent", 8),
-        (["verify", "V1"], "stale", 11),
-    ]
-
-
-def test_a_launch_that_is_never_run_has_no_arrow() -> None:
-    event = {"number": 0, "event": "launch", "launch": "V0", "details": ""}
-    assert links_of([event], {"V0": {"kind": "decode"}}, []) == []
-
-
-def test_the_source_is_that_of_this_machine_and_not_of_the_file(made: Made) -> None:
-    source = made.payload["source"]
-    assert source["lines"][source["line"] - source["first"]].strip() == "if False:"
-    assert "if held.is_retracted:" in source["note"]
-    assert "lines" not in json.loads(FIXTURE.read_text())
 
 
 def test_a_checkouts_lines_are_read_where_it_lies(tmp_path: Path) -> None:
@@ -254,8 +167,8 @@ def test_the_policy_of_the_page_allows_its_own_script_and_style_alone(made: Made
 
 
 def test_a_schedule_of_thousands_of_events_is_a_page_too(made: Made) -> None:
-    long = longer(made.payload, 420)
-    assert len(long["events"]) > 5000
+    long = longer(made.payload, 840)
+    assert len(long["play"]["events"]) > 5000
     assert len(html_of(long)) < 4 * BYTES_MAX
 
 
@@ -292,15 +205,12 @@ def test_integers_that_a_browser_would_round_are_texts() -> None:
 
 
 def test_a_hostile_replay_file_makes_no_element_either(made: Made) -> None:
-    stored = replay_file.load(FIXTURE)
-    assert isinstance(stored, replay_file.ScheduleReplay)
+    stored, answer = made_up_schedule()
     bad = "".join(HOSTILE)
-    event = {"number": 0, "agent": bad, "event": bad, "who": bad, "details": bad}
-    violation = dict.fromkeys(("rule", "sentence", "part", "where", "who", "expected", "actual", "signature"), bad)
-    answer = {"judged": True, "same_model": False, "digest": bad, "events": [event], "scenario": {"config": {bad: bad}}}
-    stored = dataclasses.replace(stored, title=bad, rule=bad, signature=bad, target=bad, order=[bad, "event 0: " + bad])
+    violation = {**answer["violations"][0], **dict.fromkeys(("part", "where", "who", "expected", "actual"), bad)}
+    stored = dataclasses.replace(stored, title=bad, rule=bad, target=bad)
     shown = PageContext(bad, bad, bad, bad, source={"where": bad, "first": 1, "line": 1, "lines": [bad], "note": bad})
-    html = html_of(payload_of(stored, {**answer, "violations": [{**violation, "event": 0}]}, shown))
+    html = html_of(payload_of(stored, {**answer, "digest": bad, "setup": bad, "violations": [violation]}, shown))
     assert {tag for tag, _ in Outline(html).elements} <= {tag for tag, _ in Outline(made.html).elements}
     assert all(link.startswith(("#", "data:,")) for link in Outline(html).links)
     assert len(html) < BYTES_MAX
@@ -388,7 +298,7 @@ def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch:
     (tmp_path / "theirs.py").write_text("\n".join([*lines, 'provider = {"fill_bonus_tokens": f}']) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    file, target = ROOT / "fixtures" / "replays" / "bonus-token-stride.json", "theirs:provider"
+    file, target = CASE, "theirs:provider"
     answers: list[dict[str, Any]] = []
 
     class Heard:
@@ -422,14 +332,14 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
 
 def test_a_report_links_a_page_for_each_finding_and_says_why_one_has_none(tmp_path: Path) -> None:
     (tmp_path / "findings").mkdir()
-    shutil.copy(FIXTURE, tmp_path / "findings")
+    shutil.copy(CASE, tmp_path / "findings")
     (tmp_path / "findings" / "bad <b>.json").write_text("{")
     ended = specsim(tmp_path, "report", "findings", "--html", "out", "--data", str(ROOT))
     assert ended.returncode == 0, ended.stderr
     index = (tmp_path / "out" / "index.html").read_text()
     outline = Outline(index)
-    assert outline.links == ["data:,", f"{FIXTURE.stem}.html"]
-    assert payload_in((tmp_path / "out" / f"{FIXTURE.stem}.html").read_text())["finding"]["rule"] == "I32"
+    assert outline.links == ["data:,", f"{CASE.stem}.html"]
+    assert payload_in((tmp_path / "out" / f"{CASE.stem}.html").read_text())["finding"]["rule"] == "O1"
     assert "bad &lt;b&gt;.json" in index
     assert "ops:ops:" not in index
     for text in ("1 finding<", "Which release has which bug", "Historic bugs put back", "Speed", "A02-retracted"):
@@ -437,9 +347,9 @@ def test_a_report_links_a_page_for_each_finding_and_says_why_one_has_none(tmp_pa
 
 
 def test_a_finding_that_is_gone_keeps_its_own_rule_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = replay_file.load(ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json")
+    stored = replay_file.load(FIXTURE)
     other = {"rule": "S3", "sentence": "another rule", "where": "other.py:1", "actual": "5"}
-    monkeypatch.setattr(type(TIERS[stored.tier]), "page", lambda *_arguments: Page("schedule", other, {}))
+    monkeypatch.setattr(type(TIERS[stored.tier]), "page", lambda *_arguments: Page("probe", other, {}))
     finding = payload_of(stored, {}, PageContext("sglang@.", "specsim replay x.json", "gone"))["finding"]
     assert finding["sentence"] == TIERS[stored.tier].rules[stored.rule].sentence
     assert (finding["where"], finding["actual"]) == (stored.where, "")

@@ -18,7 +18,7 @@ import pytest
 
 from property_tests.support.command_line import specsim
 from property_tests.support.known_releases import FIXTURES, NEWEST
-from property_tests.support.pages import HOSTILE, Outline, longer, page_of_fixture, payload_in, renamed, states_of
+from property_tests.support.pages import HOSTILE, Outline, longer, made_up_payload, payload_in, renamed, states_of
 from specsim.lifting.cache import Cache
 from specsim.report.page.plain import plain, visible
 from specsim.report.page.render import html_of
@@ -60,9 +60,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def file() -> Path:
-    """The page of a finding of the model with a historic bug in it."""
-    return page_of_fixture()[0] / "out.html"
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a schedule that is made up."""
+    path = tmp_path_factory.mktemp("page") / "out.html"
+    path.write_text(html_of(made_up_payload()), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +107,22 @@ def current(page: Any) -> int:
     return int(page.input_value("#slider"))
 
 
+LAST = 5
+"""Number of the last event, which breaks the rule."""
+
+
 def test_it_opens_at_the_broken_rule_and_says_what_broke(opened: Open, payload: dict[str, Any]) -> None:
     page = opened()
-    assert current(page) == 11
-    assert "a stale result of a retracted request" in page.inner_text("h1")
+    assert current(page) == LAST
+    assert "holds the KV of exactly the token at that position" in page.inner_text("h1")
     assert payload["violations"][0]["actual"] in page.inner_text(".changepanel")
-    assert page.inner_text(".nowline.bad code").split() == ["host", "resolve", "V1", "r0:+4", "r1:stale", "4"]
+    assert page.inner_text(".nowline.bad code").split() == ["decode", "r0", "r1"]
 
 
 def test_each_step_shows_the_line_of_the_trace_and_the_state_behind_it(opened: Open, payload: dict[str, Any]) -> None:
     page, states = opened(), states_of(payload)
     page.keyboard.press("Home")
-    for event, state in zip(payload["events"], states, strict=True):
+    for event, state in zip(payload["play"]["events"], states, strict=True):
         assert current(page) == event["number"]
         assert words(page.inner_text("#line")) == words(event["line"])[1:]
         assert words(page.inner_text("[aria-current=true]")) == words(event["line"])
@@ -142,7 +148,7 @@ def test_each_step_shows_the_line_of_the_trace_and_the_state_behind_it(opened: O
             assert (owner or "free") in label
             assert position < 0 or f"position {position}" in label
             assert holds in label
-        rids = [rid for rid in payload["requests"] if f"request {rid}" in state]
+        rids = [rid for rid in payload["play"]["requests"] if f"request {rid}" in state]
         assert shown["head"][: len(rids)] == rids
         rows = {row[0]: row[1:] for row in shown["fields"]}
         for place, rid in enumerate(rids):
@@ -150,16 +156,16 @@ def test_each_step_shows_the_line_of_the_trace_and_the_state_behind_it(opened: O
             assert rows["committed"][place] == str(state[f"request {rid}"]["committed"])
         assert dict(shown["queues"])["free slots"] == str(state["lists"]["free slots"])
         page.keyboard.press("ArrowRight")
-    assert current(page) == 11  # and not beyond
+    assert current(page) == LAST  # and not beyond
 
 
 def test_what_an_event_changed_is_marked(opened: Open) -> None:
-    page = opened(fragment="#e5")
+    page = opened(fragment="#e3")
     labels = page.eval_on_selector_all(".grid .cell.changed", "cells => cells.map(c => c.getAttribute('aria-label'))")
-    assert [label.split(":")[0] for label in labels] == [f"slot {slot}" for slot in range(3, 19)]
-    text = page.inner_text(".changepanel")
-    assert "allocated 1 \u2192 9" in text
-    assert "free \u2192 r1 (11-18)" in text
+    assert [label.split(":")[0] for label in labels] == ["slot 7", "slot 8"]
+    assert "free \u2192 r1 (7-8)" in page.inner_text(".changepanel")
+    page.keyboard.press("End")
+    assert "committed 2 \u2192 3" in page.inner_text(".changepanel")
     assert page.inner_text("td.new del >> nth=0")
 
 
@@ -171,40 +177,37 @@ def test_slider_buttons_links_and_keys_lead_to_an_event(opened: Open) -> None:
     page.click("[aria-label='Next event']")
     page.click("[aria-label='Event before']")
     assert current(page) == 1
-    page.fill("#slider", "7")
-    assert page.url.endswith("#e7")
+    page.fill("#slider", "4")
+    assert page.url.endswith("#e4")
     page.click(".events button >> nth=3")
     assert current(page) == 3
-    page.click(".order a >> nth=0")
-    assert current(page) == 9
     page.keyboard.press("v")
-    assert current(page) == 11
+    assert current(page) == LAST
     box = page.locator(".track svg").bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 4.5 / 12, box["y"] + 60)
-    assert current(page) in (4, 5)
+    page.mouse.click(box["x"] + box["width"] * 2.5 / 6, box["y"] + 60)
+    assert current(page) in (2, 3)
 
 
 def test_it_plays_to_the_end_and_can_be_paused(opened: Open) -> None:
-    page = opened(fragment="#e7")
+    page = opened(fragment="#e2")
     page.select_option("select", "10")
     page.keyboard.press("Space")
     assert page.inner_text(".play") == "Pause"
-    sync_api.expect(page.locator("#slider")).to_have_value("11")
+    sync_api.expect(page.locator("#slider")).to_have_value(str(LAST))
     assert page.inner_text(".play") == "Play"
     page.click(".play")
     page.click(".play")
     assert page.inner_text(".play") == "Play"
-    assert current(page) < 11
+    assert current(page) < LAST
 
 
 def test_the_slots_can_be_read_with_the_keyboard_alone(opened: Open) -> None:
-    page = opened(fragment="#e8")
+    page = opened(fragment="#e3")
     page.focus(".grid .cell[tabindex='0']")
     page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("slot 3: r0, position 1")
-    assert page.inner_text("#slot-said").startswith("slot 3: r0, position 1")
-    assert current(page) == 8
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("slot 4: r0, position 1")
+    assert page.inner_text("#slot-said").startswith("slot 4: r0, position 1")
+    assert current(page) == 3
     assert page.locator(".grid .cell[tabindex='0']").count() == 1
 
 
@@ -218,8 +221,8 @@ def test_what_a_screen_reader_needs_is_there(opened: Open) -> None:
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
     page.keyboard.press("ArrowLeft")
-    assert words(page.inner_text("[role=status]"))[:2] == ["event", "10:"]
-    assert page.get_attribute("#slider", "aria-valuetext").split()[:3] == ["10", "host", "prepare"]
+    assert words(page.inner_text("[role=status]"))[:2] == ["event", "4:"]
+    assert page.get_attribute("#slider", "aria-valuetext").split()[:3] == ["4", "iteration", "2"]
 
 
 def test_texts_stand_out_from_what_is_behind_them(opened: Open) -> None:
@@ -257,21 +260,21 @@ def test_no_width_scrolls_sideways_and_pictures_can_be_taken(opened: Open, tmp_p
 
 def test_the_page_without_a_script_has_the_trace(opened: Open, payload: dict[str, Any]) -> None:
     page = opened(java_script_enabled=False)
-    page.click("summary")
-    assert [words(line) for line in page.inner_text("pre").splitlines()[:12]] == [
-        words(event["line"]) for event in payload["events"]
-    ]
+    page.click("#trace summary")
+    events = payload["play"]["events"]
+    lines = page.inner_text("#trace pre").splitlines()
+    assert [words(line) for line in lines[: len(events)]] == [words(event["line"]) for event in events]
     assert not page.is_visible("#copy")
 
 
 def test_hostile_text_is_shown_and_never_run(opened: Open, payload: dict[str, Any], tmp_path: Path) -> None:
-    names = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2], "host": HOSTILE[3]}
+    names = {"r0": HOSTILE[0], "r1": HOSTILE[1], "host": HOSTILE[3]}
     hostile = plain(renamed(payload, names))
     hostile["finding"]["title"] = hostile["finding"]["actual"] = visible(HOSTILE[4])
     (tmp_path / "hostile.html").write_text(html_of(hostile), encoding="utf-8")
     for width in (390, 1400):
         page = opened(tmp_path / "hostile.html", width=width)
-        for _ in range(12):
+        for _ in range(LAST + 1):
             page.keyboard.press("ArrowLeft")
         assert current(page) == 0
         page.keyboard.press("End")
@@ -283,11 +286,11 @@ def test_hostile_text_is_shown_and_never_run(opened: Open, payload: dict[str, An
 
 
 def test_thousands_of_events_stay_usable(opened: Open, payload: dict[str, Any], tmp_path: Path) -> None:
-    long = longer(payload, 420)
+    long = longer(payload, 840)
     (tmp_path / "long.html").write_text(html_of(long), encoding="utf-8")
     started = time.perf_counter()
     page = opened(tmp_path / "long.html")
-    assert current(page) == len(long["events"]) - 1
+    assert current(page) == len(long["play"]["events"]) - 1
     assert time.perf_counter() - started < 10
     step = """() => { const times = [];
       const slider = document.querySelector('#slider');
@@ -305,7 +308,7 @@ def test_thousands_of_events_stay_usable(opened: Open, payload: dict[str, Any], 
 def test_a_schedule_that_ended_its_process_has_a_page_without_events(
     opened: Open, payload: dict[str, Any], tmp_path: Path
 ) -> None:
-    ended = {**payload, "events": [], "changes": [], "links": [], "order": [], "trees": {}}
+    ended = {**payload, "play": None}
     (tmp_path / "ended.html").write_text(html_of(ended), encoding="utf-8")
     page = opened(tmp_path / "ended.html")
     assert page.is_visible("#copy")
@@ -417,11 +420,11 @@ def test_an_index_has_what_is_new_first_and_fits_every_width(opened: Open, tmp_p
     from specsim.report.page.index import Entry, IndexTable, index_of
 
     finding = {
-        "rule_label": "stale-result-of-finished (I31)",
+        "rule_label": "finished-claim (I64)",
         "severity": "undefined-behaviour",
         "target": "sglang@.",
         "title": "resolve of 00000000-0000-4000-8000-000000000000: expected no claim, got a claim of 12 positions",
-        "signature": "accounting:I31:resolve",
+        "signature": "scheduler:I64:resolve",
     }
     long = "srt/managers/scheduler_components/batch_result_processor.py:770"
     facts = [("rule", "a result changes nothing of a finished request"), ("triage", "new here: " + "base " * 30)]

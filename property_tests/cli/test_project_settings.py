@@ -33,7 +33,7 @@ TABLE = """
     cases = 4
     schedules = 30
     attempts = 0
-    select = ["stale-result", "ops:*"]
+    select = ["content-read", "ops:*"]
     ignore = "W2"
     fail-on = "default/leak"
     baseline = "known.json"
@@ -66,7 +66,7 @@ def test_settings_are_what_the_command_line_does_not_say(values: Values) -> None
         "cases": 4,
         "schedules": 30,
         "attempts": 0,
-        "select": ["stale-result", "ops:*"],
+        "select": ["content-read", "ops:*"],
         "ignore": ["W2"],
         "fail_on": "default/leak",
         "baseline": "known.json",
@@ -128,7 +128,7 @@ def test_a_revision_and_what_is_no_path_stay_as_they_are(project: Path) -> None:
         ("select = 3", "Give a text or a list of texts"),
         ("ignore = [1]", "Give a text or a list of texts"),
         ("baseline = ['a']", "Give a text"),
-        ("ignore = ['stale-reslt']", "Did you mean stale-result?"),
+        ("ignore = ['content-reed']", "Did you mean content-read?"),
         ("target = 'modle'", "Did you mean model?"),
         ("fail-on = 'defalt'", "Did you mean default?"),
         ("budget = 0.1", "budget"),

@@ -162,7 +162,7 @@ def test_a_clean_run_fits_on_a_screen(printed: Printed) -> None:
 
 
 def test_a_check_of_the_model_fits_on_a_screen(tmp_path: Path) -> None:
-    ended = specsim(tmp_path, "check", "--cases", "1", "--schedules", "20", "--device", "cpu", COLUMNS="100")
+    ended = specsim(tmp_path, "check", "--cases", "1", "--schedules", "2", "--device", "cpu", COLUMNS="100")
     lines = ended.stdout.splitlines()
     assert (ended.returncode, lines[-2].partition(":")[0]) == (0, "pass"), ended.stderr
     assert len(lines) <= 40

@@ -19,29 +19,24 @@ from hypothesis import strategies as st
 
 from property_tests.support.pages import HOSTILE
 from specsim.cli import main
-from specsim.commands import campaign_pages
-from specsim.commands.campaign_pages import pair_of, pairs_of_the_model
-from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
-from specsim.fuzz.batch import run_batch_here
 from specsim.fuzz.merged import merged
 from specsim.fuzz.metrics import CONTENT_TYPE, Counts, Served, serve, text_of
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult, RunFinding
-from specsim.report.campaign import shade
 from specsim.report.page.charts import POINTS_MAX, Chart, ChartLine, chart_of, span, thinned, ticks
 
 SLOW, FAST = "sglang@slow", "sglang@fast"
-STALE = "pair:running 1 False resolve 2"
-ADMIT = "pair:waiting 0 False admit "
-SIGNATURE = "accounting:I12:Pool.free"
+ROWS = "ops:gather_rows kernel:gather_rows"
+SLOTS = "ops:get_last_loc kernel:get_last_loc"
+SIGNATURE = "scheduler:I12:Pool.free"
 
 
 def found(index: int, replay: str, count: int = 1, title: str = "A slot has two owners", **more: Any) -> RunFinding:
     values = {"rule": "I12", "severity": "wrong-result", "reach": "default", "where": "pool.py:7", **more}
     size = (len(replay),)
     return RunFinding(
-        **{"signature": SIGNATURE, "tier": "accounting", "title": title, **values},
+        **{"signature": SIGNATURE, "tier": "scheduler", "title": title, **values},
         index=index,
         count=count,
         size=size,
@@ -59,7 +54,7 @@ def result_of(
     findings: Sequence[RunFinding] = (),
     **more: Any,
 ) -> BatchResult:
-    batch = Batch(3, shard, number, number * 10, 10, target, "accounting", more.pop("family", "any"))
+    batch = Batch(3, shard, number, number * 10, 10, target, "scheduler")
     values = {"version": "1.0", "runs": 9, "events": 90, "seconds": 2.0, "cpu_seconds": 1.5, "refused": {"small": 1}}
     return BatchResult(batch=batch, features=features or {}, findings=tuple(findings), **{**values, **more})
 
@@ -69,11 +64,6 @@ def store_of(path: Path, results: Sequence[BatchResult]) -> Path:
         for result in results:
             assert store.add(result)
     return path
-
-
-@pytest.fixture(autouse=True)
-def few_schedules_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign_pages, "MODEL_SCHEDULES", 20)
 
 
 class Read(HTMLParser):
@@ -126,14 +116,14 @@ def two_stores(tmp_path: Path) -> tuple[Path, Path]:
     one = store_of(
         tmp_path / "one.db",
         [
-            result_of(0, features={ADMIT: 4, "mark:retract": 1}),
-            result_of(1, FAST, features={STALE: 2, ADMIT: 9}, family="trees"),
+            result_of(0, features={SLOTS: 4, "ops:get_last_loc caller": 1}),
+            result_of(1, FAST, features={ROWS: 2, SLOTS: 9}),
             result_of(2, findings=[found(25, '{"a": "larger"}', 3)], ended="killed by SIGSEGV"),
         ],
     )
     two = store_of(
         tmp_path / "two.db",
-        [result_of(0, shard=1, features={ADMIT: 5}, findings=[found(4, "{}", 2)], family="trees", version="1.1")],
+        [result_of(0, shard=1, features={SLOTS: 5}, findings=[found(4, "{}", 2)], version="1.1")],
     )
     return one, two
 
@@ -141,14 +131,13 @@ def two_stores(tmp_path: Path) -> tuple[Path, Path]:
 def test_stores_are_shown_as_one_and_each_batch_is_counted_once(tmp_path: Path, two_stores: tuple[Path, Path]) -> None:
     page, answer = page_of(tmp_path, *two_stores)
     rows = {tuple(row[:2]): row[2:] for row in Read(page).rows if len(row) > 2}
-    assert rows[SLOW, "accounting"][:4] == ["1.0, 1.1", "3", "27", "270"]
-    assert rows[FAST, "accounting"][:4] == ["1.0", "1", "9", "90"]
+    assert rows[SLOW, "scheduler"][:4] == ["1.0, 1.1", "3", "27", "270"]
+    assert rows[FAST, "scheduler"][:4] == ["1.0", "1", "9", "90"]
     assert answer["totals"]["target"][SLOW]["runs"] == 27
-    assert answer["totals"]["family"]["trees"]["found"] == 1
-    assert answer["totals"]["family"]["any"]["found"] == 0
-    assert answer["reached"][SLOW][ADMIT] == 9
+    assert {shard: total["found"] for shard, total in answer["totals"]["shard"].items()} == {"3:0": 0, "3:1": 1}
+    assert answer["reached"][SLOW][SLOTS] == 9
     (finding,) = answer["findings"]
-    assert (finding["count"], finding["family"], finding["shard"], finding["run"]) == (5, "trees", 1, 4)
+    assert (finding["count"], finding["shard"], finding["run"]) == (5, 1, 4)
     assert (finding["first_seen"], finding["last_seen"]) == ("1.0", "1.1")
 
 
@@ -160,26 +149,6 @@ def test_the_page_links_to_replay_files_that_it_wrote_the_smallest_first(
     assert [(tmp_path / "html" / link).read_text() for link in links] == ["{}", '{"a": "larger"}']
     assert [str(tmp_path / "html" / link) for link in links] == answer["findings"][0]["replays"]
     assert f"specsim replay {tmp_path}/html/{links[0]}" in page
-
-
-def test_the_matrix_shows_holes_and_what_is_never_reached_by_any(tmp_path: Path, two_stores: tuple[Path, Path]) -> None:
-    page, _ = page_of(tmp_path, *two_stores)
-    slow = page[page.index(f"<summary>{SLOW}") :]
-    row = next(row for row in Read(slow).rows if row and row[0] == "running, 1 in flight")
-    head = next(row for row in Read(slow).rows if row and row[0] == "state")
-    assert row[head.index("resolve")] == "hole"
-    fast = page[page.index(f"<summary>{FAST}") :]
-    row = next(row for row in Read(fast).rows if row and row[0] == "running, 1 in flight")
-    assert row[head.index("resolve")] == "2"
-    marks = re.findall(r"<li>(mark: .+?)</li>", slow)
-    assert "mark: retract" not in marks
-    assert "mark: abort" in marks
-
-
-def test_what_the_model_reaches_is_a_hole_of_a_target_that_does_not(tmp_path: Path) -> None:
-    page, _ = page_of(tmp_path, store_of(tmp_path / "a.db", [result_of(0, features={ADMIT: 1})]))
-    row = next(row for row in Read(page).rows if row and row[0] == "running, 1 in flight")
-    assert "hole" in row
 
 
 def test_a_page_holds_no_script_loads_nothing_and_names_what_it_draws(
@@ -263,13 +232,6 @@ def test_a_store_is_shown_while_it_is_written(tmp_path: Path) -> None:
         assert sum(batch.runs for batch in merged([tmp_path / "a.db"]).batches) == 18
 
 
-def test_the_names_of_pairs_are_those_that_batches_give() -> None:
-    batch = Batch(0, 0, 0, 0, 17, "model", "accounting", "any")
-    names = {name for name in run_batch_here(ModelTarget(), batch, "").features if name.startswith("pair:")}
-    assert names
-    assert {pair_of(name.removeprefix("pair:"))[:2] for name in names} <= pairs_of_the_model(60)
-
-
 # Charts
 
 
@@ -301,12 +263,6 @@ def test_a_chart_of_any_length_is_drawn_inside_its_frame(seconds: float, count: 
     numbers = [float(number) for number in re.split("[HV ]", path)]
     assert numbers
     assert all(0 <= x <= 720 for x in numbers)
-
-
-@given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_more_runs_are_never_shown_lighter(one: int, other: int) -> None:
-    most = max(one, other)
-    assert 1 <= shade(min(one, other), most) <= shade(most, most) <= 8
 
 
 def test_spans_are_reported_in_two_units() -> None:
@@ -353,14 +309,14 @@ def counts_of(tmp_path: Path, results: Sequence[BatchResult]) -> Counts:
 
 
 def test_the_numbers_are_those_of_the_store_also_after_a_resume(tmp_path: Path) -> None:
-    results = [result_of(0, features={ADMIT: 3}), result_of(1, findings=[found(11, "{}")], ended="hung")]
+    results = [result_of(0, features={SLOTS: 3}), result_of(1, findings=[found(11, "{}")], ended="hung")]
     seen = samples(text_of(counts_of(tmp_path, results)))
-    labels = f'target="{SLOW}",tier="accounting"'
+    labels = f'target="{SLOW}",tier="scheduler"'
     assert seen["specsim_runs_total", labels] == 18
     assert seen["specsim_events_total", labels] == 180
     assert seen["specsim_cpu_seconds_total", labels] == 3
     assert seen["specsim_deaths_total", labels] == 1
-    assert seen["specsim_findings", f'target="{SLOW}",tier="accounting",severity="wrong-result",state="open"'] == 1
+    assert seen["specsim_findings", f'target="{SLOW}",tier="scheduler",severity="wrong-result",state="open"'] == 1
     assert seen["specsim_features", f'target="{SLOW}"'] == 1
 
 
@@ -369,7 +325,7 @@ def test_any_name_of_a_target_can_be_scraped(name: str) -> None:
     counts = Counts(start=0.0)
     counts.take(result_of(0, name), ())
     escaped = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
-    labels = f'target="{"".join(escaped.get(c, c) for c in name)}",tier="accounting"'
+    labels = f'target="{"".join(escaped.get(c, c) for c in name)}",tier="scheduler"'
     assert samples(text_of(counts))["specsim_runs_total", labels] == 9
 
 

@@ -36,7 +36,7 @@ def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store
     given_ = result(
         batch(4, campaign=1 << 63),
         refused={"too large": 2},
-        features={"mark:stale_result_of_finished": 3},
+        features={"ops:get_last_loc kernel:get_last_loc": 3},
         findings=(found(),),
         ended="by a signal",
     )
@@ -48,10 +48,10 @@ def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store
         assert reader.batch_of(0, 45) == row
         assert reader.batch_of(0, 50) is None
         (covered,) = reader.coverage()
-        assert (covered.feature, covered.runs, covered.number) == ("mark:stale_result_of_finished", 3, 4)
+        assert (covered.feature, covered.runs, covered.number) == ("ops:get_last_loc kernel:get_last_loc", 3, 4)
         (finding,) = reader.findings()
         assert (finding.signature, finding.where, finding.run, finding.state) == (
-            "accounting:C1:x",
+            "scheduler:C1:x",
             "f.py:1",
             3,
             "open",
@@ -77,7 +77,7 @@ def test_a_batch_is_counted_once_however_often_it_comes(
         given_ = result(
             batch(number, shard),
             runs=runs,
-            features={"mark:stale_result_of_finished": runs},
+            features={"ops:get_last_loc kernel:get_last_loc": runs},
             findings=(found(count=runs),),
             events=runs,
         )
@@ -104,9 +104,9 @@ def test_a_batch_that_was_lost_comes_before_new_ones(store: Store) -> None:
 def test_a_finding_keeps_its_first_hit_and_its_smallest_replays(store: Store) -> None:
     sizes = [(5, 1), (4, 2), (9, 9), (4, 1), (7, 7), (4, 1)]
     for number, size in enumerate(sizes):
-        store.add(result(batch(number, family=f"f{number}"), f"v{number}", findings=(found(size=size),)))
+        store.add(result(batch(number), f"v{number}", findings=(found(size=size),)))
     (finding,) = store.findings()
-    assert (finding.family, finding.number, finding.count) == ("f0", 0, 2 * len(sizes))
+    assert (finding.number, finding.count) == (0, 2 * len(sizes))
     assert (finding.first_seen, finding.last_seen) == ("v0", "v5")
     assert finding.cpu_seconds == 0.5
     kept = store.replays(finding.signature, "model")
@@ -262,12 +262,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
 
 # Damage
 
-PLAN = '{"campaign": 7, "lots": [{"target": "model", "tier": "accounting", "weight": 20}], "families": [["any", 1]]}'
-
-
-@pytest.fixture(autouse=True)
-def _few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specsim.commands.campaign_pages.MODEL_SCHEDULES", 2)
+PLAN = '{"campaign": 7, "lots": [{"target": "model", "tier": "scheduler", "weight": 20}]}'
 
 
 @pytest.fixture(scope="session")
@@ -277,7 +272,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with Store.open(path, campaign=7) as store:
         store.set_meta(plan=PLAN)
         for number in range(3):
-            features = {f"mark:{number}": 3, "pair:running 1 False abort done": 2}
+            features = {f"ops:gather_rows {number}": 3, "ops:get_last_loc kernel": 2}
             store.add(result(batch(number), features=features, findings=(found(),), refused={"why": 1}))
         store.mark(store.findings()[0], "model", "v2", "fixed")
     with closing(sqlite3.connect(path)) as connection:
@@ -323,10 +318,9 @@ def test_a_store_with_damaged_bytes_is_one_sentence_or_a_report(sound: bytes, tm
 
 COLUMNS = {
     "meta": "key value",
-    "batches": "shard number first count target version tier family runs events seconds cpu_seconds "
-    "refused ended at campaign",
+    "batches": "shard number first count target version tier runs events seconds cpu_seconds refused ended at campaign",
     "coverage": "target feature runs shard number",
-    "findings": "signature target tier rule title severity reach where count family shard number run "
+    "findings": "signature target tier rule title severity reach where count shard number run "
     "cpu_seconds first_seen last_seen state",
     "seen": "signature target version verdict",
     "replays": "signature target digest size text",
@@ -424,8 +418,8 @@ def test_a_store_that_is_no_file_is_one_sentence(tmp_path: Path, monkeypatch: py
 
 
 def test_text_that_sqlite_does_not_take_is_stored_escaped(store: Store) -> None:
-    odd = found(signature="accounting:C1:\ud800", title="half a pair: \udfff", replay="\ud800")
+    odd = found(signature="scheduler:C1:\ud800", title="half a pair: \udfff", replay="\ud800")
     assert store.add(result(batch(), findings=(odd,), refused={"\ud800": 1}, ended="\ud800"))
     (row,) = store.findings()
-    assert (row.signature, row.title) == ("accounting:C1:\\ud800", "half a pair: \\udfff")
+    assert (row.signature, row.title) == ("scheduler:C1:\\ud800", "half a pair: \\udfff")
     assert store.batches()[0].refused == {"\\ud800": 1}

@@ -20,11 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.batch_results import result as result_of
 from property_tests.support.command_line import specsim
 from specsim import __version__ as specsim_version
-from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
-from specsim.fuzz.batch import run_batch_here
 from specsim.fuzz.batch_messages import batch_to_json
 from specsim.fuzz.batches import BatchPlan, Lot
 from specsim.fuzz.campaign import GivenBack, go_on
@@ -32,19 +31,23 @@ from specsim.fuzz.ray_child import left_of, run_there
 from specsim.fuzz.ray_pool import RayCluster, RayPool
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult
+from specsim.fuzz.workers import run_batch
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install 'specsim-llm[ray]' adds it"
 )
-RUNS = 60  # of a batch
+RUNS = 3  # of a batch
 MEMORY = 80_000_000  # bytes of a node's object store, about the least that Ray takes
-PLAN = BatchPlan(11, (Lot("model", "accounting", 1),), (("any", 1),))
+PLAN = BatchPlan(11, (Lot("model", "scheduler", 1),))
 
 
 class Here:
-    """A pool of this process. `asked` are the numbers of the batches that it ran."""
+    """A pool of this machine. `asked` are the numbers of the batches that it ran."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, run: Callable[[Batch], BatchResult] = lambda batch: run_batch(batch, Path("cache"), 20.0)
+    ) -> None:
+        self._run = run
         self.asked: list[int] = []
         self.is_interrupted = False
 
@@ -56,13 +59,10 @@ class Here:
         future: Future[BatchResult] = Future()
         self.asked.append(batch.number)
         if batch.target == "model":
-            future.set_result(run_batch_here(ModelTarget(), batch, "", seconds=seconds))
+            future.set_result(self._run(batch))
         else:
             future.set_exception(UsageError(f"there is no {batch.target}", "name another"))
         return future
-
-    def give_up(self) -> None:
-        pass
 
     def interrupt(self) -> None:
         self.is_interrupted = True
@@ -114,7 +114,7 @@ def below(ancestor: int) -> dict[int, bytes]:
 
 def children_of(raylet: int) -> set[int]:
     """The processes that run batches on a node."""
-    return {process for process, command in below(raylet).items() if b"specsim.fuzz.child" in command}
+    return {process for process, command in below(raylet).items() if b"specsim.tiers.child" in command}
 
 
 def kill_node(raylet: int) -> None:
@@ -258,7 +258,7 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
     here = Here()
     told: list[str] = []
     pool = RayPool(cluster, here, False, told.append)
-    batch = Batch(1, 0, 0, 0, 5, "nosuchmodule:target", "accounting", "any")
+    batch = Batch(1, 0, 0, 0, 5, "nosuchmodule:target", "scheduler")
     try:
         for number in range(2):
             with pytest.raises(UsageError, match="there is no nosuchmodule:target"):
@@ -288,7 +288,7 @@ def test_the_command_runs_a_campaign_on_the_cluster_and_says_so(tmp_path: Path, 
 @pytest.mark.slow
 def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: Nodes) -> None:
     cluster = RayCluster.connect(nodes.address, None, 20.0)
-    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", device="cuda")
+    batch = Batch(1, 0, 0, 0, 5, "model", "scheduler", device="cuda")
     second = 0
     try:
         assert cluster.gpus == 0
@@ -306,7 +306,7 @@ def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: 
 
 
 def test_a_node_with_another_version_of_specsim_says_so() -> None:
-    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any")
+    batch = Batch(1, 0, 0, 0, 5, "model", "scheduler")
     answer = run_there(batch_to_json(batch), None, 20.0, 5.0, 0.0, "0.0")
     assert set(answer) == {"problem", "remedy"}
     assert f"has specsim {specsim_version}, the campaign 0.0" in answer["problem"]
@@ -353,6 +353,6 @@ def test_a_batch_that_was_given_back_is_run_when_the_campaign_goes_on(tmp_path: 
             future.set_exception(GivenBack())
             return future
 
-    first = campaign(tmp_path / "a.db", Gone(), 4, runs=5)
-    then = campaign(tmp_path / "a.db", Here(), 2, runs=5)
+    first = campaign(tmp_path / "a.db", Gone(result_of), 4)
+    then = campaign(tmp_path / "a.db", Here(result_of), 2)
     assert {result.batch.number for result in then} & {result.batch.number for result in first} == set()

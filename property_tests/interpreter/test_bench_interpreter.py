@@ -105,6 +105,6 @@ def test_a_wide_row_is_a_case_of_the_full_benchmark() -> None:
 
 
 def test_target_is_an_option_of_this_benchmark_alone() -> None:
-    refused = CliRunner().invoke(app, ["bench", "sim", "--target", "model"])
+    refused = CliRunner().invoke(app, ["bench", "kernels", "--target", "model"])
     assert isinstance(refused.exception, UsageError)
     assert "--target without interpreter" in str(refused.exception)

@@ -18,13 +18,10 @@ from specsim.bench import (
     OPERATIONS,
     Peer,
     Timing,
-    campaign,
     differential,
     environment,
     run,
     scheduler,
-    simulator,
-    throughput,
 )
 from specsim.bench.measure import run_shape
 from specsim.contracts.provider import MappingProvider
@@ -111,7 +108,7 @@ def test_a_shape_of_sampled_logits_says_how_many_drafts_are_accepted() -> None:
 
 def test_the_environment_says_what_else_must_be_equal() -> None:
     where = environment()
-    assert list(where) == ["specsim", "commit", "python", "torch", "triton", "numpy", "mypyc", "cpu", "cores", "gpu"]
+    assert list(where) == ["specsim", "commit", "python", "torch", "triton", "numpy", "cpu", "cores", "gpu"]
     assert where["torch"] == torch.__version__
     assert where["cpu"]
     assert (where["gpu"] is None) == (not torch.cuda.is_available())
@@ -120,23 +117,6 @@ def test_the_environment_says_what_else_must_be_equal() -> None:
 def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="there is no benchmark 'walk'; name one of verify_tree_greedy"):
         run(["walk"], "cpu")
-
-
-def test_the_simulator_is_timed_on_its_fixed_workload() -> None:
-    assert set(throughput.schedules_of(throughput.SHAPES[0], rounds=1, schedules=3)) == {"schedules/s", "events/s"}
-
-
-def test_a_point_of_the_curve_and_the_states_of_a_scope_are_timed() -> None:
-    assert throughput.point_of(3, 40)["tokens/s"] > 0
-    assert throughput.states_of("one-request", 50)["states/s"] > 0
-
-
-def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECSIM_CACHE_DIR", str(tmp_path))
-    (entry, *_more) = simulator.compared({"requests": 2, "tokens": 20}, "point", 2, 20)
-    in_python, compiled = entry["peers"]
-    assert in_python["median"] > 0
-    assert compiled["not_run"] == "nothing is compiled: run specsim dev compile"
 
 
 def test_checking_in_bulk_is_timed_whole_and_by_parts() -> None:
@@ -154,34 +134,6 @@ def test_a_provider_that_is_wrong_in_bulk_has_no_time() -> None:
     (subject,) = MappingProvider("mine", {"fill_bonus_tokens": wrong}).subjects()[0]
     with pytest.raises(RuntimeError, match="fill_bonus_tokens is wrong"):
         differential.measure(OPS[subject.op], subject, BulkPlace("cpu", "interpreter"), rounds=1)
-
-
-@pytest.mark.slow
-def test_a_campaign_is_measured_beside_the_loop_that_makes_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "SECONDS", 1)
-    around, wider = campaign.entries(1)
-    assert [peer["name"] for peer in around["peers"]] == ["bare loop", "campaign"]
-    assert [peer["name"] for peer in wider["peers"]] == ["1 job", "2 jobs"]
-    assert (around["unit"], wider["unit"]) == ("CPU us an event", "events/s")
-    for peer in around["peers"]:
-        assert peer["median"] > 0
-        assert len(peer["parts"]) == 1
-
-
-def test_a_part_counts_the_processor_time_of_what_it_started() -> None:
-    busy = "import time; t = time.process_time()\nwhile time.process_time() - t < 0.3: pass"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); print('{{\"events\": 3}}')"
-    part = campaign._measured(["-c", code], None)
-    assert (part.events, part.cpu_seconds >= 0.3, part.seconds > 0.2) == (3, True, True)
-    assert campaign.CampaignShare(1000, 4.0, 2.0).cpu_us == 2000
-    assert campaign.CampaignShare(1000, 4.0, 2.0).rate == 250
-
-
-def test_with_fewer_cores_than_jobs_nothing_is_claimed() -> None:
-    parts = {"1 job": [campaign.CampaignShare(1000, 4.0, 2.0)], "2 jobs": []}
-    one, two = campaign.entry("events/s", {}, "wall", parts, "rate")["peers"]
-    assert (one["median"], one["ratio"], two["median"], two["ratio"]) == (250, 1, None, None)
-    assert "fewer cores" in two["not_run"]
 
 
 def test_the_cost_of_a_schedule_is_told_apart_from_that_of_its_iterations() -> None:

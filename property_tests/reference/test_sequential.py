@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import torch
@@ -14,12 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specsim.contracts.enumeration import Proposal, cdf, normalised, output_distribution, total_variation
-from specsim.engine import model
-from specsim.engine.request import Turn, make_request
-from specsim.engine.rules.oracle import outputs_of
-from specsim.engine.stop_strings import text_of as text_of_one
 from specsim.reference.grammar import Automaton
 from specsim.reference.sequential import SamplingParams, draw, generate, next_token_law
+from specsim.world.hash_model import prefix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +34,7 @@ coin_rows = st.lists(st.floats(0, 1), min_size=24, max_size=24)
 
 def weight(seed: int, prefix: Sequence[int], token: int) -> int:
     """1 to 5: how probable the toy model finds a token."""
-    return 1 + model.fingerprints([seed, *prefix, token])[-1] % 5
+    return 1 + prefix_of([seed, *prefix, token]) % 5
 
 
 def toy(seed: int) -> Callable[[Sequence[int]], Tensor]:
@@ -373,89 +369,3 @@ def test_a_uniform_draw_draws_the_smallest_token_whose_cumulative_weight_exceeds
         assert sum(weights[: token + 1]) > coin * sum(weights)
     else:
         assert not any(weights[token + 1 :])
-
-
-# The simulator's scalar implementation
-
-
-@st.composite
-def turns(draw: st.DrawFn) -> Turn:
-    max_new_tokens = draw(st.integers(0, 12))
-    special_at = draw(st.dictionaries(st.integers(0, 12), st.sampled_from([model.EOS, model.STOP]), max_size=3))
-    tokens = tuple(draw(st.lists(st.integers(3, 2000), min_size=1, max_size=6)))
-    stop = tuple(draw(st.lists(st.text("abc", min_size=1, max_size=4), max_size=2)))
-    return Turn("r", tokens, max_new_tokens, special_at, draw(st.booleans()), stop=stop)
-
-
-@given(turn=turns(), history=st.lists(st.integers(3, 2000), max_size=4))
-def test_the_oracle_of_the_simulator_says_the_same(turn: Turn, history: list[int]) -> None:
-    request = make_request(turn, history)
-
-    def next_logits(prefix: Sequence[int]) -> Tensor:
-        token = model.next_token_after(model.fingerprints(list(prefix))[-1], len(prefix), request.specials)
-        return 1.0 * (torch.arange(model.VOCABULARY) == token)
-
-    params = SamplingParams(
-        temperature=0,
-        max_new_tokens=turn.max_new_tokens,
-        eos_token_ids=(model.EOS,),
-        stop_token_ids=(model.STOP,),
-        ignore_eos=turn.ignore_eos,
-        stop=turn.stop,
-    )
-
-    def detokenize(outputs: Sequence[int]) -> str:
-        return "".join(map(text_of_one, outputs))
-
-    with mock.patch.object(model, "VOCABULARY", 200):  # rows of a million logits say no more
-        assert list(generate(next_logits, request.prompt, params, detokenize=detokenize).tokens) == outputs_of(request)
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_new_tokens": -1}, "max_new_tokens is -1; allowed: 0 or more"),
-        ({"min_new_tokens": 9}, "min_new_tokens is 9; allowed: 0 to 4"),
-        ({"stop": ("a", "")}, "stop is .*; allowed: a tuple of strings, none of them empty"),
-        ({"stop": "ab"}, "stop is 'ab'; allowed: a tuple of strings"),
-        ({"temperature": -0.1}, "temperature is -0.1; allowed: 0 or more"),
-        ({"temperature": math.nan}, "temperature is nan; allowed: 0 or more"),
-        ({"top_k": 0}, "top_k is 0; allowed: 1 or more, or -1"),
-        ({"top_p": 0.0}, "top_p is 0.0; allowed: above 0 to 1"),
-        ({"min_p": 1.1}, "min_p is 1.1; allowed: 0 to 1"),
-        ({"frequency_penalty": 2.1}, "frequency_penalty is 2.1; allowed: -2 to 2"),
-        ({"presence_penalty": -2.1}, "presence_penalty is -2.1; allowed: -2 to 2"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; allowed: above 0 to 2"),
-        ({"context_len": 1}, "the prompt has 2 tokens; allowed: context_len, 1"),
-        ({"eos_token_ids": (V,)}, "a token of eos_token_ids is 6; allowed: 0 to 5"),
-        ({"stop_token_ids": (-1,)}, "a token of stop_token_ids is -1; allowed: 0 to 5"),
-        ({"logit_bias": {V: 1.0}}, "a token of logit_bias is 6; allowed: 0 to 5"),
-        ({"logit_bias": dict.fromkeys(range(V), -math.inf)}, "no token is left for output 0"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
-    request = replace(SamplingParams(max_new_tokens=4), **change)
-    with pytest.raises(ValueError, match=message):
-        generate(toy(0), [7, 8], request, coins=[0.5] * 4, detokenize=text_of)
-
-
-def test_missing_uniform_draws_texts_and_finite_logits_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="the uniform draw of output 1 is missing; allowed without uniform draws: temperature 0"
-    ):
-        generate(toy(0), [], SamplingParams(), coins=[0.5])
-    with pytest.raises(ValueError, match="the uniform draw of output 0 is missing"):
-        generate(toy(0), [], SamplingParams())
-    with pytest.raises(ValueError, match="the uniform draw of output 0 is -1; allowed: 0 to 1"):
-        generate(toy(0), [], SamplingParams(), coins=lambda _: -1)
-    with pytest.raises(ValueError, match="detokenize is None; allowed with stop strings: a function"):
-        generate(toy(0), [], SamplingParams(stop=("a",)), coins=[0.5])
-    with pytest.raises(ValueError, match=r"logits\[1\] is nan; allowed: below inf, and not NaN"):
-        generate(lambda _: torch.tensor([0.0, math.nan]), [], SamplingParams(), coins=[0.5])
-    with pytest.raises(ValueError, match=r"logits has dtype torch\.int64; allowed: torch\.float64"):
-        next_token_law(torch.tensor([0, 1]), [], [], SamplingParams())
-    with pytest.raises(ValueError, match="grammar_mask has shape"):
-        next_token_law(toy(0)([]), [], [], SamplingParams(), torch.ones(V + 1, dtype=torch.bool))

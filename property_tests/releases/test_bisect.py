@@ -383,7 +383,7 @@ def test_a_question_and_two_ends_are_needed(capsys: pytest.CaptureFixture[str], 
     assert "nothing to ask" in refused(capsys, *ends)
     assert "--rule and --only" in refused(capsys, *ends, "--rule", "I64", "--only", "ops:build_tree")
     assert "no rule of a scheduler" in refused(capsys, *ends, "--rule", "O1")
-    assert "names no operation" in refused(capsys, *ends, "--only", "accounting")
+    assert "names no operation" in refused(capsys, *ends, "--only", "scheduler")
     assert "there is no operation 'nothing'" in refused(capsys, *ends, "--only", "ops:nothing")
     assert "cannot read" in refused(capsys, *ends, str(tmp_path / "missing.json"))
 

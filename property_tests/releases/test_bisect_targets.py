@@ -9,13 +9,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from property_tests.support.command_line import specsim
 from property_tests.support.made_up_sources import MadeUpSource
-from property_tests.support.small_engine import Plan, build, git, import_commits
+from property_tests.support.small_engine import Plan, build
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.findings.bisect.changes import changed_functions
 from specsim.findings.bisect.command import question_of
@@ -190,35 +189,3 @@ def test_a_defect_of_the_releases_begins_or_ends_where_it_is_known_to(
 def asked(expected: dict[str, str], cache: Cache, out: Path) -> BisectQuestion:
     file = FIXTURES / "replays" / f"{expected['file']}.json" if "file" in expected else None
     return question_of(file, expected.get("rule"), expected.get("only"), limits(cache, out))
-
-
-@pytest.mark.slow
-def test_host_functions_are_checked_at_git_revisions_too(
-    children: Children, release: Release, wheel_cache: Cache, tmp_path: Path
-) -> None:
-    (expected,) = [e for e in EXPECTED if e.get("file") == "session-one-token-short"]
-    versions = [
-        r.target.removeprefix("sglang==") for r in releases_between(expected["good"], expected["bad"]).revisions
-    ]
-    contents = [(version, package(release(version))) for version in versions[:3]]
-    between: list[tuple[str, Any]] = [("not finished", {**contents[1][1], **broken()})]
-    commits = import_commits(tmp_path / "engine", [contents[0], *between, contents[1], contents[2]])
-    places = commits_between(tmp_path / "engine", "main", commits[0])
-    found = run(places, asked(expected, wheel_cache, tmp_path), children, wheel_cache)
-    assert found.what == "first fixed"
-    assert found.after.revision.title == expected["after"]
-    assert [step.revision.title for step in found.skipped] == ["not finished"]
-    assert git(tmp_path / "engine", "status", "--porcelain") == ""
-
-
-def package(source: SourceTree) -> dict[str, str]:
-    """The files of a release that its host functions and their configuration are in."""
-    folders = ["managers", "mem_cache", "model_executor", "speculative", "session", "sampling", "utils", "arg_groups"]
-    folders.append("disaggregation")  # what the caches tell of themselves
-    paths = [path for folder in folders for path in source.paths(f"srt/{folder}") if path.endswith(".py")]
-    paths += [path for path in source.paths("srt") if path.count("/") == 1 and path.endswith(".py")]
-    return {f"python/sglang/{path}": source.read(path) for path in paths}
-
-
-def broken() -> dict[str, str]:
-    return {"python/sglang/srt/managers/schedule_batch.py": "def unfinished(:\n"}

@@ -12,7 +12,6 @@ import pytest
 
 from property_tests.support.findings import found
 from property_tests.support.known_releases import RELEASES
-from specsim.engine.rules.table import BY_ID as RULES_OF_ACCOUNTING
 from specsim.engines.sglang.operations import FUNCTIONS
 from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, known_line, load, triage_line, triage_of
 from specsim.report.matrix import linked_upstream
@@ -28,7 +27,6 @@ REPLAY = re.compile(r"specsim replay (fixtures/replays/\S+\.json)(?: --target (\
 PAGE = ROOT / "docs" / "releases.md"
 RULES = {
     "ops": RULES_OF_OPS,
-    "accounting": RULES_OF_ACCOUNTING,
     "scheduler": RULES_OF_SCHEDULER,
 }
 

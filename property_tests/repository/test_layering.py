@@ -47,7 +47,6 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "verdict": layer("errors"),
     "replay_file": layer("errors files"),
     "choices": layer("errors"),
-    "engine": layer("errors verdict choices"),
     "reference": layer(foreign="torch"),
     "grammar": layer("reference", "torch"),
     "contracts": layer("errors verdict choices reference", "torch"),
@@ -59,14 +58,13 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "rules": layer("errors verdict world"),
     "model": layer("choices reference contracts kernels interpreter world", "torch numpy"),
     "engines": layer(
-        "errors isolation files verdict choices engine contracts interpreter lifting vdevice world",
+        "errors isolation files verdict choices contracts interpreter lifting vdevice world",
         "packaging torch triton numpy msgspec",
     ),
-    "compiled": layer("errors isolation files lifting"),
     "mutation": layer("errors", "msgspec"),
     "tiers": layer(
-        "deadline errors interrupts isolation files verdict replay_file choices engine reference contracts "
-        "kernels interpreter lifting world rules model engines compiled mutation",
+        "deadline errors interrupts isolation files verdict replay_file choices reference contracts "
+        "kernels interpreter lifting world rules model engines mutation",
         "torch triton msgspec",
     ),
     "selfcheck": layer(
@@ -75,17 +73,17 @@ LAYERS = {  # each may use only layers that stand before it in this table
         "torch msgspec",
     ),
     "bench": layer(
-        "deadline errors interrupts verdict choices engine reference contracts kernels interpreter lifting world "
-        "rules engines compiled tiers",
+        "deadline errors interrupts verdict choices reference contracts kernels interpreter lifting world "
+        "rules engines tiers",
         "torch triton",
     ),
     "findings": layer(
-        "errors interrupts isolation files verdict replay_file choices engine contracts lifting world engines tiers",
+        "errors interrupts isolation files verdict replay_file choices contracts lifting world engines tiers",
         "packaging",
     ),
     "fuzz": layer(
-        "deadline errors interrupts isolation files verdict replay_file choices engine contracts lifting engines "
-        "compiled tiers findings",
+        "deadline errors interrupts isolation files verdict replay_file choices contracts lifting engines "
+        "tiers findings",
         "msgspec ray",
     ),
     "report": layer("deadline errors interrupts files verdict replay_file tiers", "jinja2 markupsafe pygments rich"),

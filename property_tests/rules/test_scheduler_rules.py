@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from specsim.engine.rules.table import BY_ID as OF_THE_MODEL
+from specsim import replay_file
 from specsim.rules.slots import RowOwner, SlotsAtRest
 from specsim.rules.table import BY_ID, CHECKS
+from specsim.tiers.ops.rules import RULES as RULES_OF_OPS
 from specsim.world.scheduler import Pools, Setup, TreeNode
 
 if TYPE_CHECKING:
@@ -15,23 +19,41 @@ if TYPE_CHECKING:
     from specsim.world.scheduler import Facts
 
 
-def test_rules_have_identifiers_and_names_of_their_own() -> None:
-    assert len(CHECKS) == len(set(CHECKS)) == len(BY_ID) == len({rule.slug for rule in BY_ID.values()})
+ROOT = Path(__file__).parents[2]
+EVERY = [*BY_ID.values(), *RULES_OF_OPS]
 
 
-def test_an_identifier_means_one_sentence() -> None:
-    assert {name: rule for name, rule in BY_ID.items() if OF_THE_MODEL.get(name, rule) != rule} == {}
+def test_every_rule_has_a_number_and_a_name_of_its_own_in_every_tier() -> None:
+    assert len(CHECKS) == len(set(CHECKS)) == len(BY_ID)
+    assert len({rule.id for rule in EVERY}) == len({rule.slug for rule in EVERY}) == len(EVERY)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", rule.slug) for rule in EVERY)
+
+
+def test_no_number_of_a_rule_stands_outside_its_definition() -> None:
+    stray, numbers = {}, {rule.id for rule in EVERY}
+    for path in sorted((ROOT / "specsim").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        defined = {
+            id(argument)
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Rule"
+            for argument in call.args
+        }
+        found = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and node.value in numbers and id(node) not in defined
+        ]
+        name = path.relative_to(ROOT).as_posix()
+        if found and not name.startswith("specsim/selfcheck/"):  # mutants have numbers of their own
+            stray[name] = found
+    assert stray == {"specsim/replay_file.py": list(replay_file.ENDED)}  # in a layer below the rules
 
 
 def test_each_rule_says_what_it_means_and_has_a_defect() -> None:
     assert [check for check in CHECKS if not (check.__doc__ and check.defects)] == []
     names = [lie.name for check in CHECKS for lie in check.defects]
     assert len(names) == len(set(names))
-
-
-def test_an_identifier_of_the_model_is_not_used_for_another_rule() -> None:
-    slugs = {rule.slug: rule.id for rule in OF_THE_MODEL.values()}
-    assert [rule for rule in BY_ID.values() if slugs.get(rule.slug, rule.id) != rule.id] == []
 
 
 def told_at_rest(check: type[Check], pools: Pools) -> list[tuple[str, str]]:

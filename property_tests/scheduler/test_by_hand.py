@@ -152,7 +152,7 @@ def test_what_cannot_be_run_is_refused_with_what_is_allowed(written: Schedule) -
 
 
 def test_a_target_without_a_scheduler_is_refused(tmp_path: Path) -> None:
-    written = schedule("model", out=tmp_path)
+    written = schedule("specsim.contracts.registry:OPS", out=tmp_path)
     written.start()
     with pytest.raises(UsageError):
         written.check()

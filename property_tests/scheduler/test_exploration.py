@@ -331,7 +331,7 @@ def test_the_command_finds_a_mutant_and_shows_its_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nowhere"], ["abort", "--of", "model"], ["abort", "--of", "mine:engine", "--states", "3"]]
+    "arguments", [["nowhere"], ["abort", "--of", "flashinfer"], ["abort", "--of", "mine:engine", "--states", "3"]]
 )
 def test_a_scope_or_scheduler_that_is_not_there_is_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

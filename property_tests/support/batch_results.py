@@ -6,14 +6,14 @@ from specsim.fuzz.work import Batch, BatchResult, RunFinding
 
 
 def batch(number: int = 0, shard: int = 0, target: str = "model", **fields: object) -> Batch:
-    plain = {"campaign": 7, "first": number * 10, "count": 10, "tier": "accounting", "family": "any"}
+    plain = {"campaign": 7, "first": number * 10, "count": 10, "tier": "scheduler"}
     return Batch(shard=shard, number=number, target=target, **{**plain, **fields})  # type: ignore[arg-type]
 
 
-def found(signature: str = "accounting:C1:x", size: tuple[int, ...] = (1,), **fields: object) -> RunFinding:
+def found(signature: str = "scheduler:C1:x", size: tuple[int, ...] = (1,), **fields: object) -> RunFinding:
     plain = {"rule": "C1", "title": "t", "severity": "leak", "reach": "default", "where": "f.py:1", "index": 3}
     rest = {"count": 2, "replay": f"replay of size {size}", "cpu_seconds": 0.5}
-    return RunFinding(signature=signature, tier="accounting", size=size, **{**plain, **rest, **fields})  # type: ignore[arg-type]
+    return RunFinding(signature=signature, tier="scheduler", size=size, **{**plain, **rest, **fields})  # type: ignore[arg-type]
 
 
 def result(of: Batch, version: str = "v1", **fields: object) -> BatchResult:

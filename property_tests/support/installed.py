@@ -13,7 +13,7 @@ from pathlib import Path
 COMMANDS = {  # and the exit code; RELEASE is the argument
     "--version": 0,
     "check model --cases 1 --schedules 5": 0,
-    "explain stale-result": 0,
+    "explain content-read": 0,
     "template fill_bonus_tokens --out adapter.py": 0,
     "check --provider adapter:provider --cases 2": 0,
     "dev check model --mutant A01 --schedules 40": 1,

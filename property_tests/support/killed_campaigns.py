@@ -1,14 +1,13 @@
-"""Kills processes of short campaigns, `kill -9` at random moments, and then looks at what the store holds.
+"""Kills short campaigns, `kill -9` at random moments, and then looks at what the store holds.
 
     python -m property_tests.support.killed_campaigns KILLS [SEED]
 
-A campaign of small batches is run by two workers. Again and again a process of it is picked (the one that has the
-store, a child that has the target, a fork of that child) and killed; when it was the first, the campaign goes on with
+A campaign of small batches is run by two workers. Again and again its process is killed, and it goes on with
 `--resume`. Each result is told in a file after it was stored. In the end
 
 - the store is whole (`PRAGMA integrity_check`), and has every batch that was told, with its findings;
 - no batch is counted twice: sums are those of the batches, whose numbers are each there once;
-- every batch has what it has when nobody kills anything: runs, events, features, findings;
+- batches have what they have when nobody kills anything: runs, events, findings;
 - no process is left.
 
 What it does not do: take the machine's power away.
@@ -19,29 +18,34 @@ from __future__ import annotations
 import json
 import os
 import random
-import runpy
 import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from property_tests.support import broken_model
-
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = 20  # of a batch
-HARM = 'if requests == 4: raise HostFunctionError("prepare", "four")'
+RUNS = 4  # of a batch
+ENGINE = """
+from property_tests.support.own_engine import Engine
+
+def third(requests):
+    if requests == 3:
+        raise LookupError("three")
+
+engine = Engine(third)
+"""
+SIGNATURE = "scheduler:X1:run:LookupError"
 # A campaign of small batches, which tells the number of each batch after it was stored.
 PROGRAM = f"""
 import sys
 from specsim.tiers.registry import TIERS
-TIERS["accounting"].batch_count = {RUNS}
+TIERS["scheduler"].batch_count = {RUNS}
 from specsim.fuzz import campaign
 stored = campaign._take
 def take(store, result, *rest):
@@ -53,9 +57,9 @@ from specsim.cli import main
 main(sys.argv[1:])
 """
 SEED = 5
-FUZZ = ["fuzz", "model", "--only", "accounting", "--jobs", "2", "--seed", str(SEED), "--store", "c.db"]
-PAUSE_SECONDS = (0.0, 0.6)
-ROLES = ("campaign", "child", "fork", "fork")
+FUZZ = ["fuzz", "killed:engine", "--only", "scheduler", "--jobs", "2", "--seed", str(SEED), "--store", "c.db"]
+PAUSE_SECONDS = (0.0, 3.0)
+ALONE = 2  # batches that are run once more
 LEFT_SECONDS = 20.0
 
 
@@ -63,7 +67,7 @@ LEFT_SECONDS = 20.0
 class Killed:
     """What became of a campaign. `wrong` says what was not as it should be, a sentence each."""
 
-    kills: Counter[str] = field(default_factory=Counter)
+    kills: int = 0
     batches: int = 0
     runs: int = 0
     findings: int = 0
@@ -81,31 +85,21 @@ def main() -> None:
 
 
 def kill_again_and_again(folder: Path, kills: int, seed: int) -> Killed:
-    """Kill `kills` processes of a campaign in the folder, one after another, and look at its store."""
+    """Kill a campaign in the folder so often, and look at its store."""
     draw = random.Random(seed)
     killed = Killed()
     started = time.monotonic()
-    broken_model.write(folder, HARM)
+    (folder / "killed.py").write_text(ENGINE)
     campaign = _start(folder)
-    while sum(killed.kills.values()) < kills:
-        wanted = draw.choice(ROLES)
-        while wanted != "campaign" and wanted not in dict(_descendants(campaign.pid)):
+    while killed.kills < kills:
+        while not (family := list(_descendants(campaign.pid))):
             time.sleep(0.02)
         time.sleep(draw.uniform(*PAUSE_SECONDS))
-        family = list(_descendants(campaign.pid))
-        of_the_role = [entry for entry in [("campaign", campaign.pid), *family] if entry[0] == wanted]
-        if not of_the_role:
-            continue
-        role, pid = draw.choice(of_the_role)
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        killed.kills[role] += 1
-        if role == "campaign":
-            campaign.wait()
-            _require_gone(family, killed)
-            campaign = _start(folder)
+        campaign.kill()
+        campaign.wait()
+        killed.kills += 1
+        _require_gone(family, killed)
+        campaign = _start(folder)
     _require_gone(_ended(campaign, folder), killed)
     _look(folder, killed)
     killed.seconds = round(time.monotonic() - started, 1)
@@ -114,7 +108,7 @@ def kill_again_and_again(folder: Path, kills: int, seed: int) -> Killed:
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(dict.fromkeys(filter(None, [str(folder), str(ROOT), *sys.path])))
-    resume = ["--resume"] if (folder / "c.db").exists() else []
+    resume = ["--resume", "--trust"] if (folder / "c.db").exists() else []
     with (folder / "output").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *FUZZ, *resume],
@@ -125,7 +119,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _ended(campaign: subprocess.Popen[bytes], folder: Path) -> list[tuple[str, int]]:
+def _ended(campaign: subprocess.Popen[bytes], folder: Path) -> list[int]:
     """End a campaign gently, after it has stored something more; what processes it had."""
     told = _told(folder)
     while len(_told(folder)) <= len(told) and campaign.poll() is None:
@@ -141,12 +135,11 @@ def _told(folder: Path) -> list[int]:
     return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def _descendants(pid: int) -> Iterator[tuple[str, int]]:
-    """The processes that a campaign has started, and what each is."""
+def _descendants(pid: int) -> Iterator[int]:
+    """The processes that a campaign has started, and that these have."""
     for child in _children(pid):
-        yield "child", child
-        for fork in _children(child):
-            yield "fork", fork
+        yield child
+        yield from _descendants(child)
 
 
 def _children(pid: int) -> list[int]:
@@ -159,12 +152,12 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _require_gone(family: list[tuple[str, int]], killed: Killed) -> None:
+def _require_gone(family: list[int], killed: Killed) -> None:
     """Whether the processes of a campaign end after it."""
     until = time.monotonic() + LEFT_SECONDS
-    while any(_lives(pid) for _, pid in family):
+    while any(map(_lives, family)):
         if time.monotonic() > until:
-            killed.wrong.append(f"{[entry for entry in family if _lives(entry[1])]} are left")
+            killed.wrong.append(f"{[pid for pid in family if _lives(pid)]} are left")
             return
         time.sleep(0.05)
 
@@ -178,14 +171,10 @@ def _lives(pid: int) -> bool:
 
 def _look(folder: Path, killed: Killed) -> None:
     """Hold the store against what was told, and against the same batches when nobody kills anything."""
-    from specsim.engine.accounting import ModelAccounting
-    from specsim.engine.accounting_target import ModelTarget
-    from specsim.fuzz.batch import run_batch_here
     from specsim.fuzz.batches import batch_at, plan_from_json
     from specsim.fuzz.store import Store
+    from specsim.fuzz.workers import run_batch
 
-    sound = ModelAccounting.prepare
-    runpy.run_path(str(folder / "sitecustomize.py"))
     with closing(sqlite3.connect(folder / "c.db")) as connection:
         whole = connection.execute("PRAGMA integrity_check").fetchone()[0]
         if whole != "ok":
@@ -193,31 +182,21 @@ def _look(folder: Path, killed: Killed) -> None:
     with Store.open(folder / "c.db") as store:
         rows = {row.number: row for row in store.batches()}
         plan = plan_from_json(store.meta()["plan"])
-        coverage: Counter[str] = Counter()
-        findings: Counter[str] = Counter()
         missing = sorted(set(_told(folder)) - rows.keys())
         if missing:
             killed.wrong.append(f"batches {missing} were told and are not stored")
-        for number, row in rows.items():
-            batch = replace(batch_at(plan, 0, number), count=row.runs)
-            alone = run_batch_here(ModelTarget(), batch, "", shrinks=False)
+        whole_ones = [row for row in rows.values() if row.runs == RUNS]
+        for row in whole_ones[:ALONE]:
+            alone = run_batch(replace(batch_at(plan, 0, row.number), count=RUNS), folder / "cache", 20.0)
             if (row.runs, row.events) != (alone.runs, alone.events):
-                killed.wrong.append(f"batch {number}: {row.runs} runs, {row.events} events, not {alone.events}")
-            coverage.update(alone.features)
-            findings.update({found.signature: found.count for found in alone.findings})
-        counted = {covered.feature: covered.runs for covered in store.coverage()}
-        if counted != dict(coverage):
-            killed.wrong.append("coverage is not that of the batches")
-        found = {finding.signature: finding.count for finding in store.findings()}
-        if found != dict(findings):
-            killed.wrong.append(f"findings are {found}, not {dict(findings)}")
+                killed.wrong.append(f"batch {row.number}: {row.runs} runs, {row.events} events, not {alone.events}")
         runs, events, _ = store.totals()
         if (runs, events) != (sum(row.runs for row in rows.values()), sum(row.events for row in rows.values())):
             killed.wrong.append("totals are not those of the batches")
-        if not store.replays("accounting:X1:prepare", "model"):
-            killed.wrong.append("the finding has no replay file")
+        found = {finding.signature: finding.count for finding in store.findings()}
+        if found.keys() != {SIGNATURE} or not store.replays(SIGNATURE, "killed:engine"):
+            killed.wrong.append(f"findings are {found}, or there is no replay file")
         killed.batches, killed.runs, killed.findings = len(rows), runs, sum(found.values())
-    ModelAccounting.prepare = sound  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

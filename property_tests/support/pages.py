@@ -1,24 +1,21 @@
-"""Pages for tests: one of a real finding, and payloads that are made up from it."""
+"""Pages for tests: one of a schedule that is made up, and payloads that are made up from it."""
 
 from __future__ import annotations
 
-import atexit
 import copy
 import json
 import re
-import shutil
-import tempfile
-from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from property_tests.support.command_line import specsim
-from specsim.replay_file import OpReplay
-from specsim.report.page.payload import PageContext
+from specsim.replay_file import OpReplay, SchedulerReplay
+from specsim.report.page.payload import PageContext, payload_of
+from specsim.rules.content import ContentRead
+from specsim.world.scheduler import END, MODEL, Step
 
 ROOT = Path(__file__).parents[2]
-FIXTURE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
+FIXTURE = ROOT / "fixtures" / "replays" / "slots-freed-under-a-running-request.json"
 
 HOSTILE = (
     "</script><img src=x onerror=window.ran=1>",
@@ -29,16 +26,91 @@ HOSTILE = (
 )
 
 
-@cache
-def page_of_fixture() -> tuple[Path, str]:
-    """What `specsim replay --html` makes of the fixture: a folder with out.html, and what it printed. Made once a
-    process.
+COMMAND = "specsim replay x.json"
+HERE = PageContext("model", COMMAND, "Reproduced, bit for bit.")
+TURN = {"prompt": [5, 6], "answer": 2, "at": 0, "abort": -1, "session": "", "stop": -1, "priority": 0}
+
+
+def _state(length: int, others: int, *, free: int) -> dict[str, dict[str, Any]]:
+    """Two requests in rows 1 and 2, the first with so many tokens in slots 3 and on, the other in slots 7 and on."""
+    state: dict[str, dict[str, Any]] = {"slots": {}, "cells": {}, "owners": {}, "lists": {"free slots": free}}
+    for rid, row, first, count in (("r0", 1, 3, length), ("r1", 2, 7, others)):
+        if not count:
+            continue
+        state["owners"][rid] = [row, count, count, 0, count]
+        tokens = [5, 6, 50, 51][:count]
+        state[f"request {rid}"] = {"state": "running", "prompt": tokens[:2], "outputs": tokens[2:], "committed": count}
+        for position in range(count):
+            state["slots"][str(first + position)] = [rid, position, f"{rid}@{position}", f"{rid}@{position}"]
+            state["cells"][f"{row},{position}"] = first + position
+    return state
+
+
+def made_up_schedule() -> tuple[SchedulerReplay, dict[str, Any]]:
+    """The replay file of a schedule of two requests, and the answer of its recorded replay: in its last pass r1 reads a
+    slot that holds KV of r0.
     """
-    folder = Path(tempfile.mkdtemp(prefix="specsim-page-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    ended = specsim(folder, "replay", str(FIXTURE), "--html", "out.html")
-    assert ended.returncode == 1, ended.stderr
-    return folder, ended.stdout
+    passes = [("extend", "r0"), ("extend", "r1"), ("decode", "r0 r1")]
+    steps: list[Step] = []
+    for number, (kind, who) in enumerate(passes):
+        steps += [
+            Step("host", "mark", f"iteration {number}"),
+            Step("host", "mark", kind, who=who),
+            Step("host", "launch", kind, MODEL, number + 1, "forward"),
+            Step("forward", "run", kind, MODEL, number + 1, n=number + 1),
+        ]
+    steps.append(Step("host", "mark", END))
+    states = [_state(0, 0, free=9), _state(0, 0, free=9), *[_state(2, 0, free=7)] * 2, *[_state(2, 2, free=5)] * 2]
+    last = _state(3, 3, free=3)
+    last["slots"]["7"] = ["r1", 0, "r0@1", ""]
+    states.append(last)
+    signature = f"scheduler:{ContentRead.rule.id}:full:other-tokens"
+    seen = {"expected": "r1@0", "actual": "r0@1 in slot 7"}
+    violation = {"rule": ContentRead.rule.id, "part": "full", "who": "r1", **seen}
+    stored = SchedulerReplay(
+        target="model",
+        tier="scheduler",
+        part="full",
+        where="srt/managers/scheduler.py:7",
+        source_hash="0" * 16,
+        tape=[1, 2, 3],
+        setup={},
+        workload={"turns": [{**TURN, "rid": rid} for rid in ("r0", "r1")]},
+        choices={},
+        seed=0,
+        rule=ContentRead.rule.id,
+        signature=signature,
+        title="full of r1: expected r1@0, got r0@1 in slot 7",
+        digest="d" * 32,
+    )
+    answer = {
+        "judged": True,
+        "same_source": True,
+        "digest": stored.digest,
+        "workload": stored.workload,
+        "setup": "pages of 1",
+        "events": [f"   {number}  {kind}  {who}" for number, (kind, who) in enumerate(passes)],
+        "where": stored.where,
+        "code": [],
+        "ran": [],
+        "violations": [{**violation, "where": stored.where, "details": ["a detail"], "signature": signature}],
+        "recording": {
+            "steps": steps,
+            "lives": {rid: [at, 3, "length", False] for at, rid in enumerate(("r0", "r1"))},
+            "states": states,
+            "unreadable": "",
+            "pool": {"slots": 9, "page_size": 1, "rows": 2},
+            "blamed": {signature: [3]},
+            "read": {signature: [7, 0]},
+        },
+    }
+    return stored, json.loads(json.dumps(answer))
+
+
+def made_up_payload() -> dict[str, Any]:
+    """What the page of that schedule shows."""
+    source = {"where": "a.py:2", "first": 1, "line": 2, "lines": ["def f():", "    return 1"], "note": "a note"}
+    return payload_of(*made_up_schedule(), PageContext("model", COMMAND, HERE.verdict, "wrong-result", source))
 
 
 def payload_in(html: str) -> dict[str, Any]:
@@ -52,7 +124,7 @@ def states_of(payload: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
     """The state at each event, from what each changed."""
     state: dict[str, dict[str, Any]] = {}
     found = []
-    for change in payload["changes"]:
+    for change in payload["play"]["changes"]:
         state = {name: dict(values) for name, values in state.items()}
         for name, entries in change.items():
             values = state.setdefault(name, {})
@@ -66,22 +138,14 @@ def states_of(payload: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
 def longer(payload: dict[str, Any], times: int) -> dict[str, Any]:
     """The same events again and again, the broken rule at the end."""
     made = copy.deepcopy(payload)
-    count = len(payload["events"])
-    made["events"] = [
-        {**event, "number": event["number"] + turn * count} for turn in range(times) for event in payload["events"]
+    play = made["play"]
+    count = len(play["events"])
+    play["events"] = [
+        {**event, "number": event["number"] + turn * count} for turn in range(times) for event in play["events"]
     ]
-    made["changes"] = payload["changes"] * times
-    made["links"] = [
-        {**link, "from": link["from"] + turn * count, "to": link["to"] + turn * count}
-        for turn in range(times)
-        for link in payload["links"]
-    ]
-    made["trees"] = {
-        str(int(number) + turn * count): trees for turn in range(times) for number, trees in payload["trees"].items()
-    }
+    play["changes"] = play["changes"] * times
     for violation in made["violations"]:
         violation["event"] += (times - 1) * count
-    made["order"] = []
     return made
 
 
@@ -108,9 +172,6 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, tuple(name for name, _ in attrs)))
         self.links += [value or "" for name, value in attrs if name in ("href", "src", "action", "data")]
-
-
-HERE = PageContext("model", "specsim replay x.json", "Reproduced, bit for bit.")
 
 
 def op_answer(**more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ FOLDERS = {
     "contracts": "the contract of each operation holds, and its cases reach the corners",
     "kernels": "the operations in Triton give the reference's results",
     "interpreter": "the interpreter of Triton kernels detects what is wrong with one",
-    "engine": "the simulated engine is deterministic, and reaches what goes wrong in engines",
+    "choices": "every choice is drawn, replayed and shrunk alike",
     "rules": "every rule fires on what breaks it, and on nothing else",
     "tiers": "each tier checks a target within its limits, whatever the target does",
     "releases": "released engines are lifted as they are, and their known defects are found",

@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from property_tests.support.command_line import specsim
 from property_tests.support.replay_fixtures import EXPECT, FILES, Release
 from specsim import replay_file
-from specsim.choices.chooser import replayed
 from specsim.contracts.provider import MappingProvider, Provider, Subject
 from specsim.contracts.registry import OPS, REFERENCE
-from specsim.engine.accounting_target import ModelTarget
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.lifting.cache import Cache
-from specsim.replay_file import OpReplay, ScheduleReplay, SchedulerReplay
-from specsim.tiers.accounting.schedules import run_schedule
+from specsim.replay_file import OpReplay, SchedulerReplay
 from specsim.tiers.ops.finding import case_of
 from specsim.tiers.ops.run import run_case
 
@@ -28,7 +24,6 @@ CELLS = [
     for file in FILES
     if not isinstance(replay_file.load(file), SchedulerReplay)
     for target in EXPECT[file.stem]
-    if target != "mutant"
 ]
 
 
@@ -38,11 +33,8 @@ def test_a_fixture_gives_the_verdict_expected_of_the_target(
 ) -> None:
     replay = replay_file.load(file)
     expect = EXPECT[file.stem][target]
-    if isinstance(replay, OpReplay):
-        _hold_case(file, replay, target, expect, release, wheel_cache)
-    else:
-        assert isinstance(replay, ScheduleReplay)
-        _hold_schedule(replay, expect)
+    assert isinstance(replay, OpReplay)
+    _hold_case(file, replay, target, expect, release, wheel_cache)
 
 
 SUBJECTS: dict[str, list[Subject]] = {}  # of each target, lifted once
@@ -74,23 +66,5 @@ def _provider_of(target: str, release: Release, cache: Cache) -> Provider:
     return SglangProvider(release(target.removeprefix("sglang==")), cache)
 
 
-def _hold_schedule(replay: ScheduleReplay, expect: dict[str, Any]) -> None:
-    schedule = run_schedule(ModelTarget(), replayed(replay.tape))
-    assert schedule is not None
-    shown = [violation.signature for violation in schedule.run.violations]
-    assert (replay.signature in shown) is expect["shows"], shown
-
-
-MUTANTS = [file for file in FILES if "mutant" in EXPECT[file.stem]]
-
-
-@pytest.mark.parametrize("file", MUTANTS, ids=[file.stem for file in MUTANTS])
-@pytest.mark.slow(runs_one_in=3)
-def test_the_models_mutant_shows_what_the_fixture_was_made_of(file: Path, tmp_path: Path) -> None:
-    ended = specsim(tmp_path, "replay", str(file))
-    assert ended.returncode == 1, ended.stdout + ended.stderr
-    assert "reproduced" in ended.stdout
-
-
 def test_there_are_fixtures_of_every_tier() -> None:
-    assert {type(replay_file.load(file)) for file in FILES} == {OpReplay, ScheduleReplay, SchedulerReplay}
+    assert {type(replay_file.load(file)) for file in FILES} == {OpReplay, SchedulerReplay}

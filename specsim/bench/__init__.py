@@ -1,6 +1,5 @@
 """Benchmarks: implementations of one operation side by side in one run, as medians with ratios; every kernel beside its
-peers in one table; the simulator; the lockstep interpreter beside Triton's; what a campaign costs; and what a schedule
-of a release's scheduler costs.
+peers in one table; the lockstep interpreter beside Triton's; and what a schedule of a release's scheduler costs.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -25,13 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
 from specsim.bench import (
-    campaign,
     differential,
     hunts,
     interpreter,
     kernel_table,
     scheduler,
-    simulator,
     verify_logits_greedy,
     verify_logits_sampled,
     verify_tree_greedy,
@@ -69,10 +66,8 @@ def _rows_of_operation(benchmark: Benchmark, device: str, rounds: int | None, _f
 BENCHMARKS: dict[str, Callable[..., list[BenchRow]]] = {
     **{name: partial(_rows_of_operation, benchmark) for name, benchmark in OPERATIONS.items()},
     verify_logits_sampled.NAME: verify_logits_sampled.rows,
-    simulator.NAME: simulator.rows,
     differential.NAME: differential.rows,
     kernel_table.NAME: kernel_table.rows,
-    campaign.NAME: campaign.rows,
     interpreter.NAME: interpreter.rows,
     scheduler.NAME: scheduler.rows,
     hunts.PLANTED: hunts.rows_planted,

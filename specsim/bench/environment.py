@@ -24,7 +24,6 @@ def environment() -> dict[str, str | int | None]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "numpy": _version("numpy"),
-        "mypyc": _version("mypy"),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

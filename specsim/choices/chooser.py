@@ -13,7 +13,7 @@ This module imports neither torch nor triton.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 Tape = tuple[int, ...]
@@ -41,11 +41,10 @@ class RecordingChooser:
     those of `each`.
     """
 
-    __slots__ = ("_source", "_tape", "_unbiased", "items")
+    __slots__ = ("_source", "_tape", "items")
 
     def __init__(self, source: Callable[[int, str], int]) -> None:
         self._source = source
-        self._unbiased = source
         self._tape: list[int] = []
         self.items: list[Item] = []
 
@@ -57,20 +56,6 @@ class RecordingChooser:
             value = 0 if value < 0 else bound - 1
         self._tape.append(value)
         return value
-
-    def bias(self, values: Mapping[str, Sequence[int]]) -> None:
-        """Until `unbias`, a choice with one of these labels is one of its values, which the source draws from."""
-        source = self._unbiased
-
-        def biased(bound: int, label: str) -> int:
-            among = values.get(label)
-            return source(bound, label) if among is None else among[min(source(len(among), label), len(among) - 1)]
-
-        self._source = biased
-
-    def unbias(self) -> None:
-        """Choices are those of the source again."""
-        self._source = self._unbiased
 
     @property
     def place(self) -> int:

@@ -10,7 +10,6 @@ import typer
 from specsim.choices.seeds import parse_seed
 from specsim.commands.invocation import output_file, output_folder
 from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption, say, tell
-from specsim.commands.staleness import note_stale
 from specsim.errors import UsageError
 from specsim.replay_file import FINDINGS
 
@@ -43,7 +42,6 @@ def bisect(
     """Find the first bad, or first fixed, release or commit. Exit code 0 when it was found; 125 when revisions that
     cannot be checked hide it, or an end cannot be checked.
     """
-    from specsim import replay_file
     from specsim.findings.bisect import command
     from specsim.findings.bisect.verdicts import AskLimits
     from specsim.lifting.cache import open_cache
@@ -55,8 +53,6 @@ def bisect(
     question = command.question_of(
         file, rule, only, AskLimits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
     )
-    if file is not None:
-        note_stale(file, replay_file.load(file))
     history = command.history_of(good, bad, repo, file)
     try:
         raise typer.Exit(command.run(history, question, cache, repo, json_file, tell, budget_seconds))

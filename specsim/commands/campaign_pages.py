@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +14,9 @@ import typer
 from specsim.commands.pages import free_name
 from specsim.errors import UsageError
 from specsim.files import attempt, is_nested_too_deeply, save_json, save_text, write_text
-from specsim.fuzz.merged import FirstReached, Known, Merged, merged
+from specsim.fuzz.merged import Known, Merged, merged
 from specsim.replay_file import command
-from specsim.report.campaign import CampaignCell, CampaignMatrix, CampaignPage, Card, Tile, page_of
+from specsim.report.campaign import CampaignPage, Card, Tile, page_of
 from specsim.report.page.charts import Chart, ChartLine, Mark, span
 from specsim.report.page.index import IndexTable
 from specsim.tiers.registry import rule_label
@@ -26,9 +25,8 @@ from specsim.verdict import Severity
 if TYPE_CHECKING:
     from specsim.fuzz.store import StoredBatch
 
-FORMAT = "specsim.campaign/2"
+FORMAT = "specsim.campaign/3"
 LINES_MAX = 6  # of a chart, by target
-MODEL_SCHEDULES = 200  # that say what can be reached where no store has the model
 _SEVERITIES = tuple(Severity)
 _STATES = ("open", "not applicable", "fixed")
 
@@ -86,8 +84,7 @@ def shown(found: Merged, html: Path, names: Names) -> CampaignPage:
         tiles=_tiles(found),
         charts=_charts(found),
         findings=[_card(known, html, names) for known in sorted(found.findings, key=_worst_first)],
-        tables=[table for table in (_targets(found), _families(found), _troubles(found)) if table],
-        matrices=_matrices(found),
+        tables=[table for table in (_targets(found), _troubles(found)) if table],
         version=", ".join(found.versions) or specsim.__version__,
     )
 
@@ -117,9 +114,7 @@ def _worst_first(known: Known) -> tuple[int, int, str, str]:
 
 
 class Sum(NamedTuple):
-    """Of some batches. `reached` are things that they were the first to reach, `found` findings they were the first
-    to hit.
-    """
+    """Of some batches. `found` are findings they were the first to hit."""
 
     batches: int
     runs: int
@@ -127,7 +122,6 @@ class Sum(NamedTuple):
     refused: int
     cpu_seconds: float
     died: int
-    reached: int
     found: int
 
     @property
@@ -141,7 +135,6 @@ def sums(found: Merged, by: Callable[[StoredBatch], str]) -> dict[str, Sum]:
     groups: dict[str, list[StoredBatch]] = defaultdict(list)
     for batch in found.batches:
         groups[by(batch)].append(batch)
-    reached = Counter(by(each.first) for features in found.coverage.values() for each in features.values())
     first_hit = Counter(by(known.first) for known in found.findings)
     return {
         name: Sum(
@@ -151,7 +144,6 @@ def sums(found: Merged, by: Callable[[StoredBatch], str]) -> dict[str, Sum]:
             refused=sum(sum(batch.refused.values()) for batch in group),
             cpu_seconds=sum(batch.cpu_seconds for batch in group),
             died=sum(bool(batch.ended) for batch in group),
-            reached=reached[name],
             found=first_hit[name],
         )
         for name, group in sorted(groups.items())
@@ -159,7 +151,7 @@ def sums(found: Merged, by: Callable[[StoredBatch], str]) -> dict[str, Sum]:
 
 
 def _tiles(found: Merged) -> list[Tile]:
-    everything = sums(found, lambda _: "").get("", Sum(0, 0, 0, 0, 0.0, 0, 0, 0))
+    everything = sums(found, lambda _: "").get("", Sum(0, 0, 0, 0, 0.0, 0, 0))
     machines = len({(batch.campaign, batch.shard) for batch in found.batches})
     names = {name for features in found.coverage.values() for name in features}
     return [
@@ -167,7 +159,7 @@ def _tiles(found: Merged) -> list[Tile]:
         Tile("events", f"{everything.events:,}", f"{everything.rate:,.0f} for a CPU second"),
         Tile("CPU time", span(everything.cpu_seconds), f"of {machines} shard{'' if machines == 1 else 's'}"),
         Tile("findings", str(len(found.findings)), f"{len({k.stored.signature for k in found.findings})} signatures"),
-        Tile("reached", f"{len(names):,}", "pairs, marks and rules"),
+        Tile("implementations", f"{len(names):,}", "that were checked"),
         Tile("not checked", f"{everything.refused:,}", f"and {everything.died} batches cut short"),
     ]
 
@@ -204,8 +196,8 @@ def _charts(found: Merged) -> list[Chart]:
         Chart("Runs over time", note, by_target(_runs), marks),
         Chart("Events over time", "", by_target(_events), marks),
         Chart(
-            "Pairs, marks and rules reached",
-            "How many of each target had been reached by then. While the line rises, more time finds more.",
+            "Implementations checked",
+            "How many of each target had been checked by then.",
             reached,
         ),
     ]
@@ -235,7 +227,6 @@ def _card(known: Known, html: Path, names: Names) -> Card:
         ("seen on", versions),
         *([("run again", ", ".join(others))] if others else []),
         ("hit by", f"{stored.count:,} runs"),
-        *([("family", stored.family)] if stored.family else []),
         ("CPU time until then", span(stored.cpu_seconds)),
         ("first hit", f"campaign {known.first.campaign}, shard {stored.shard}, run {stored.run}"),
         ("reach", stored.reach),
@@ -272,12 +263,10 @@ def _row(name: str, total: Sum) -> list[str | tuple[str, str]]:
         *(_number(f"{value:,}") for value in numbers),
         _number(span(total.cpu_seconds)),
         _number(f"{total.rate:,.0f}"),
-        _number(f"{total.reached:,}"),
-        _number(str(total.found)),
     ]
 
 
-_COLUMNS = ["batches", "runs", "events", "CPU time", "events a CPU second", "first to reach", "first to find"]
+_COLUMNS = ["batches", "runs", "events", "CPU time", "events a CPU second"]
 
 
 def _targets(found: Merged) -> IndexTable | None:
@@ -291,22 +280,13 @@ def _targets(found: Merged) -> IndexTable | None:
         )
         said = ", ".join(f"{states[state]} {state}" for state in _STATES if states[state]) or "none"
         row = _row(target, total)
-        rows.append([row[0], tier, versions, *row[1:6], _number(f"{total.refused:,}"), said])
+        rows.append([row[0], tier, versions, *row[1:], _number(f"{total.refused:,}"), said])
     if not rows:
         return None
-    columns = ["target", "tier", "version", *_COLUMNS[:5], "not checked", "findings"]
+    columns = ["target", "tier", "version", *_COLUMNS, "not checked", "findings"]
     return IndexTable(
         "Targets", "A version is the target's own, or the beginning of a hash of its code.", columns, rows
     )
-
-
-def _families(found: Merged) -> IndexTable | None:
-    rows = [_row(name, total) for name, total in sums(found, lambda batch: batch.family).items() if name]
-    note = (
-        "First to reach, and to find, is who came first in this campaign: a family with more weight comes first more "
-        "often."
-    )
-    return IndexTable("Scenario families", note, ["family", *_COLUMNS], rows) if rows else None
 
 
 def _troubles(found: Merged) -> IndexTable | None:
@@ -323,100 +303,14 @@ def _troubles(found: Merged) -> IndexTable | None:
     return IndexTable("Not checked", note, ["target", "why", "runs"], rows) if rows else None
 
 
-# What was reached
-
-
-def _matrices(found: Merged) -> list[CampaignMatrix]:
-    from specsim.engine.marks import MARKS
-    from specsim.engine.rules.table import CONDITIONAL
-
-    conditional = sorted(check.rule.id for check in CONDITIONAL)
-    targets = sorted(target for target, features in found.coverage.items() if features)
-    everything = {target: _pairs(found.coverage[target]) for target in targets}
-    anywhere = {pair for pairs in everything.values() for pair in pairs}
-    if targets and "model" not in targets:
-        anywhere |= pairs_of_the_model(MODEL_SCHEDULES)
-    states = sorted({state for state, _ in anywhere}, key=_order_of_life)
-    events = sorted({event for _, event in anywhere})
-    matrices = []
-    for target in targets:
-        pairs, features = everything[target], found.coverage[target]
-        rows = [
-            (state, [_cell(pairs.get((state, event)), (state, event) in anywhere, state, event) for event in events])
-            for state in states
-        ]
-        holes = [f"mark: {mark}" for mark in MARKS if f"mark:{mark}" not in features]
-        holes += [f"rule: {rule_label('accounting', rule)}" for rule in conditional if f"rule:{rule}" not in features]
-        missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
-        title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
-        matrices.append(CampaignMatrix(title, "state", events, rows, holes, is_open=target == targets[0]))
-    return matrices
-
-
-def pairs_of_the_model(schedules: int) -> set[tuple[str, str]]:
-    """(state, event) pairs that the model reaches in its first schedules of seed 0: what a target could reach."""
-    from specsim.engine.accounting_target import ModelTarget
-    from specsim.engine.rules.coverage import pairs
-    from specsim.tiers.accounting.schedules import chooser_of, run_schedule
-
-    found: set[tuple[str, str]] = set()
-    for index in range(schedules):
-        ended = run_schedule(ModelTarget(), chooser_of(0, index))
-        if ended is not None:
-            found |= {(state_of(*pair[:3]), pair[3]) for pair in pairs(ended.run)}
-    return found
-
-
-def _pairs(features: Mapping[str, FirstReached]) -> dict[tuple[str, str], dict[str, int]]:
-    """(state, event) -> outcome -> runs. A state has the launches in flight, and whether the request was aborted."""
-    found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    for name, reached in features.items():
-        kind, _, rest = name.partition(":")
-        if kind == "pair" and _PAIR.fullmatch(rest):
-            state, event, outcome = pair_of(rest)
-            found[state, event][outcome] = found[state, event].get(outcome, 0) + reached.runs
-    return dict(found)
-
-
-_LIFE = ("new", "waiting", "prefilling", "prefilled", "running", "retracted", "finished")
-
-
-def _order_of_life(state: str) -> tuple[int, str]:
-    name = state.partition(",")[0].partition(" ")[0]
-    return (_LIFE.index(name) if name in _LIFE else len(_LIFE)), state
-
-
-def _cell(outcomes: Mapping[str, int] | None, is_elsewhere: bool, state: str, event: str) -> CampaignCell:
-    if outcomes is None:
-        return CampaignCell(0, is_elsewhere, f"{event} of a request that is {state}" if is_elsewhere else "")
-    runs = max(outcomes.values())  # a run that reached two outcomes is in both
-    several = ", ".join(f"{outcome or 'no outcome'}: {count:,} runs" for outcome, count in sorted(outcomes.items()))
-    return CampaignCell(runs, False, f"{event} of a request that is {state}; {several}")
-
-
-_PAIR = re.compile(r"\S+ \d{1,9} \S+ \S+ .*")  # another is not of this version
-
-
-def pair_of(name: str) -> tuple[str, str, str]:
-    """(state, event, outcome) of what follows "pair:" in the name of what was reached."""
-    state, in_flight, aborted, event, outcome = name.split(" ", 4)
-    return state_of(state, int(in_flight), aborted == "True"), event, outcome
-
-
-def state_of(state: str, in_flight: int, is_aborted: bool) -> str:
-    """A row of the matrix: a request's state, its launches in flight, and whether it was aborted."""
-    return f"{state}{f', {in_flight} in flight' if in_flight else ''}{', aborted' if is_aborted else ''}"
-
-
 # JSON
 
 
 def answer_of(found: Merged, html: Path, names: Names) -> dict[str, Any]:
-    """What the page says, for a machine: format specsim.campaign/2."""
+    """What the page says, for a machine: format specsim.campaign/3."""
     by: dict[str, Callable[[StoredBatch], str]] = {
         "target": lambda batch: batch.target,
         "tier": lambda batch: batch.tier,
-        "family": lambda batch: batch.family,
         "shard": lambda batch: f"{batch.campaign}:{batch.shard}",
     }
     findings = [

@@ -98,9 +98,7 @@ def check(
     ] = "",
     only: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIER", help="Run one tier only: ops, accounting or scheduler; ops:NAME for one operation."
-        ),
+        typer.Option(metavar="TIER", help="Run one tier only: ops or scheduler; ops:NAME for one operation."),
     ] = None,
     budget_seconds: Annotated[
         float | None,
@@ -122,7 +120,7 @@ def check(
         int | None,
         typer.Option(
             min=1,
-            help="Schedules of the simulator; the scheduler tier beside others runs one in five.",
+            help="Schedules of the scheduler tier.",
             show_default=str(DEFAULT_SCHEDULES),
         ),
     ] = None,

@@ -115,8 +115,7 @@ def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
     return [
         Working("ops", "cpu", bool(imported), problem or "interpreted"),
         Working("ops", "cuda", bool(gpus), ", ".join(gpus) or no_gpu),
-        Working("accounting", "cpu", True, "of the model"),
-        Working("scheduler", "cpu", bool(imported), problem or "of releases and checkouts"),
+        Working("scheduler", "cpu", bool(imported), problem or "of the model, releases and checkouts"),
     ]
 
 
@@ -132,7 +131,6 @@ def _python(imported: dict[str, Any], problem: str) -> Iterator[Piece]:
         ("numpy hypothesis typer rich packaging", "specsim itself"),
         ("xgrammar llguidance", "grammars of engines behind the reference's protocol"),
         ("pytest", "the pytest plugin and the test-suite"),
-        ("mypy", "specsim dev compile"),
         ("ray", "specsim fuzz --ray"),
         ("playwright", "tests of pages in a browser"),
     ):
@@ -198,13 +196,10 @@ def _gpu(imported: dict[str, Any]) -> Iterator[Piece]:
 
 
 def _cached(cache: Cache) -> Iterator[Piece]:
-    from specsim.compiled.build import find_build
     from specsim.engines.packages import cached_releases
     from specsim.engines.registry import MAIN
     from specsim.engines.releases import releases_of
 
-    build = find_build(cache)
-    yield Piece("compiled simulator", str(build or ""), "several times as fast", "" if build else "specsim dev compile")
     have = set(cached_releases(MAIN, cache))
     known = releases_of(MAIN)
     missing = [version for version in known if version not in have]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
     from specsim.report.live import LiveLine
 
-FORMAT = "specsim.fuzz/2"
+FORMAT = "specsim.fuzz/3"
 DEFAULT_STORE = Path(".specsim/campaign.db")
 NIGHTLY_SECONDS = 300.0
 RERUN_SHARE = 0.25  # of the budget, for findings of other versions
@@ -73,16 +73,13 @@ def fuzz(
         float | None,
         typer.Option(min=1.0, max=SECONDS_MAX, help="End after them.", show_default="none; 300 with --nightly"),
     ] = None,
-    family: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these scenario families; may be repeated.")
-    ] = None,
-    only: Annotated[str | None, typer.Option(metavar="TIER", help="accounting, ops, scheduler or workers.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="TIER", help="ops or scheduler.")] = None,
     out: Annotated[Path, output_folder("--out", help="Folder for replay files of what is new.")] = FINDINGS,
     nightly: Annotated[
         bool, typer.Option("--nightly", help="A time budget, the commit as seed, and canaries that must be found.")
     ] = False,
     again: Annotated[
-        str | None, typer.Option(metavar="SHARD:INDEX", help="Make one run of the campaign again, and nothing else.")
+        str | None, typer.Option(metavar="SHARD:INDEX", help="Make the batch of one run again, and nothing else.")
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve numbers for Prometheus on this port of the loopback.")
@@ -107,7 +104,7 @@ def fuzz(
     if again is not None:
         from specsim.commands.repeated_run import make_again
 
-        plan = _plan(target, family, only, asked_seed or 0, None)
+        plan = _plan(target, only, asked_seed or 0, None)
         raise typer.Exit(
             make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder, named=target, trust=trust)
         )
@@ -119,7 +116,7 @@ def fuzz(
         if before and not (resume or nightly):
             raise UsageError(f"{store_file} holds a campaign", "go on with it by --resume, or name another --store")
         given = asked_seed if asked_seed is not None else store.campaign
-        plan = _plan(target, family, only, given, before)
+        plan = _plan(target, only, given, before)
         announce(store_file, plan.targets, plan.targets if target else (), trust, NAME_TARGETS)
         plan, unavailable = _available(plan, cache)
         store.set_meta(campaign=str(plan.campaign), plan=plan.to_json())
@@ -175,14 +172,13 @@ def _stored_plan(store: Store) -> BatchPlan | None:
 
 def _plan(
     targets: Sequence[str] | None,
-    families: Sequence[str] | None,
     only: str | None,
     campaign: int,
     before: BatchPlan | None,
 ) -> BatchPlan:
     """What is asked for; what is not said is as it was `before`."""
     from specsim.engines.ranges import expand_targets
-    from specsim.fuzz.batches import BatchPlan, family_weights, lots_of
+    from specsim.fuzz.batches import BatchPlan, lots_of
 
     lots = before.lots if before and not targets and not only else None
     if lots is None:
@@ -191,15 +187,11 @@ def _plan(
         lots = lots_of({one.text: [tier for tier in _tiers_of(one) if only in (None, tier)] for one in parsed})
     if not lots:
         raise UsageError(f"--only {only}: none of the targets has that tier", f"give one of {', '.join(sorted(TIERS))}")
-    return BatchPlan(
-        campaign,
-        lots,
-        before.families if before and not families else family_weights(families or ()),
-    )
+    return BatchPlan(campaign, lots)
 
 
 def _tiers_of(target: Target) -> tuple[str, ...]:
-    return tuple(sorted(name for name, tier in TIERS.items() if tier.has_batches(target)))
+    return tuple(sorted(name for name, tier in TIERS.items() if tier.is_of(target)))
 
 
 def _available(plan: BatchPlan, cache: Cache) -> tuple[BatchPlan, dict[str, str]]:
@@ -247,7 +239,6 @@ class _Campaign:
         self._cache = cache
         self._unavailable = unavailable
         self._started = time.monotonic()
-        self._marks: set[str] = set()
         self._told = 0
         self._verdicts: list[dict[str, str]] = []
         self._ray: tuple[str | None, bool, Path | None] = None, False, None
@@ -344,16 +335,11 @@ class _Campaign:
                 run_again(self._store, text, version, limits, goes_on, tell)
 
     def _show(self, result: BatchResult, outcome: CampaignOutcome, line: LiveLine) -> None:
-        from specsim.engine.marks import MARKS
-
         progress = line.progress
-        self._marks |= {name.removeprefix("mark:") for name in result.features if name.startswith("mark:")}
         name = TIERS[result.batch.tier].unit
         progress.counts[name] = progress.counts.get(name, 0) + result.runs
         progress.events, progress.findings = outcome.events, len(outcome.new)
-        progress.marks, progress.marks_of = len(self._marks.intersection(MARKS)), len(MARKS)
-        batch = result.batch
-        progress.now = ", ".join(filter(None, (batch.target, batch.tier, batch.family)))
+        progress.now = f"{result.batch.target}, {result.batch.tier}"
         for finding in outcome.new[self._told :]:
             line.say(f"new: {finding.signature} on {finding.target}: {finding.title}")
             for said in self._write(finding):

@@ -85,7 +85,6 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
         Ignored(_flag("fetch", "--fetch"), ("json_file",), "list what is there by a command of its own"),
     ),
     "bench": (
-        Ignored(_benchmark("sim", "campaign"), ("device",), "the simulator runs on the CPU"),
         Ignored(_benchmark("interpreter"), ("device",), "both interpreters run on the CPU"),
         Ignored(
             _benchmark("verify_tree_greedy", "verify_logits_greedy", "verify_logits_sampled"),
@@ -108,9 +107,9 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
                 *("resume", "jobs", "ray", "shard", "budget_seconds"),
                 "metrics_port",
             ),
-            "one run is made again, and nothing else",
+            "one batch is made again, and nothing else",
         ),
-        Ignored(_stored_run, ("target", "family", "only", "seed"), "the store says how the run was made"),
+        Ignored(_stored_run, ("target", "only", "seed"), "the store says how the run was made"),
     ),
     "bisect": (
         Ignored(

@@ -1,4 +1,4 @@
-"""The commands that work on the model: its mutants, and compiling it."""
+"""The command that works on the model: its mutants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from specsim.choices.seeds import parse_seed
 from specsim.commands.invocation import output_file
 from specsim.commands.options import (
     SECONDS_MAX,
-    CacheOption,
     SeedOption,
     one_of,
 )
@@ -144,23 +143,3 @@ def _operator_mutants(
     print_mutants(operator_hunt.COLUMNS, [operator_hunt.row(each) for each in hunted], missed)
     _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in hunted], interrupted)
     return _exit_code(missed=bool(missed), incomplete=incomplete, interrupted=interrupted)
-
-
-def compile_simulator(
-    json_file: Annotated[Path | None, output_file("--json", help="Write where it is to this file.")] = None,
-    cache_dir: CacheOption = None,
-) -> None:
-    """Compile the simulator's step loop into the cache: the same digests, several times as fast. SPECSIM_COMPILED=0
-    turns it off.
-    """
-    from specsim.compiled.build import build, find_build
-    from specsim.lifting.cache import open_cache
-
-    cache = open_cache(cache_dir)
-    found = find_build(cache)
-    if found is None:
-        typer.echo("specsim: compiling takes a minute or two.", err=True)
-    folder = found or build(cache)
-    typer.echo(f"{'compiled into' if found is None else 'compiled before, in'} {folder}")
-    if json_file is not None:
-        save_json(json_file, {"folder": str(folder), "compiled_now": found is None})

@@ -163,7 +163,7 @@ def alike(asked: Asked, beside: Target) -> Asked:
     there = replace(asked, target=beside, out=asked.out / "baseline", shrinks=False, attempts=None)
     if not asked.mutant:
         return there
-    return replace(there, mutant="", only=asked.only or "accounting", fixtures=None)
+    return replace(there, mutant="", only=asked.only or "scheduler", fixtures=None)
 
 
 def _compare(verdict: Verdict, baseline: Baseline, asked: Asked, absent: frozenset[str] = frozenset()) -> None:

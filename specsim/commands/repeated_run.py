@@ -1,4 +1,4 @@
-"""`specsim fuzz --again SHARD:INDEX`: one run of a campaign, made again from its numbers."""
+"""`specsim fuzz --again SHARD:INDEX`: the batch of a run of a campaign, made again from its numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specsim.fuzz.batches import BatchPlan
     from specsim.fuzz.work import Batch, RunFinding
 
-FORMAT = "specsim.again/2"
+FORMAT = "specsim.again/3"
 
 
 def make_again(
@@ -34,36 +34,22 @@ def make_again(
     named: Sequence[str] | None,
     trust: bool,
 ) -> int:
-    """Make run SHARD:INDEX again, of the campaign in the store, or of `plan` where there is no store. Returns the exit
-    code: 1 when it breaks a rule, 125 when its target does not run it.
+    """Make the batch of run SHARD:INDEX again, of the campaign in the store, or of `plan` where there is no store.
+    Returns the exit code: 1 when it breaks a rule, 125 when its target does not run it.
     """
-    from specsim.fuzz.batch_messages import found_from_json
-    from specsim.fuzz.workers import BatchWorker
+    from specsim.fuzz.workers import run_batch
     from specsim.replay_file import command, file_name
-    from specsim.tiers.registry import TIERS
 
     shard, index = _numbers(text)
     batch = _batch_of(store_file, plan, shard, index)
     if store_file.exists():  # it chose the target, unless that was named
         announce(store_file, [batch.target], plan.targets if named else (), trust, NAME_TARGETS)
-    about = ", ".join(filter(None, (batch.target, batch.tier, batch.family)))
-    tell(f"run {index} of shard {shard}, campaign {batch.campaign}: {about}")
-    worker = BatchWorker(cache, hang_seconds)
-    try:
-        if TIERS[batch.tier].has_single_runs:
-            answer = worker.again(batch, index)
-            findings = [found_from_json(found) for found in answer.get("findings", ())]
-        else:  # the cases of a batch are checked together
-            result = worker.run(batch)
-            findings = list(result.findings)
-            why = result.ended or ", ".join(result.refused)
-            answer = {"judged": bool(result.runs), "version": result.version, "runs": result.runs, "why": why}
-    finally:
-        worker.close()
-    if "digest" in answer:
-        tell(f"digest {answer['digest']}, {answer['events']} events, on {answer['version']}")
-    if answer.get("why"):
-        tell(answer["why"])
+    tell(f"the batch of run {index} of shard {shard}, campaign {batch.campaign}: {batch.target}, {batch.tier}")
+    result = run_batch(batch, cache, hang_seconds)
+    findings, why = list(result.findings), result.ended or ", ".join(result.refused)
+    answer = {"judged": bool(result.runs), "version": result.version, "runs": result.runs, "why": why}
+    if why:
+        tell(why)
     for found in findings:
         tell(f"{found.signature}: {found.title}")
         path = out / f"{file_name(f'{batch.target}-{found.signature}-run-{batch.shard}-{index}')}.json"
@@ -105,7 +91,6 @@ def _batch_of(store_file: Path, plan: BatchPlan, shard: int, index: int) -> Batc
             count=row.count,
             target=row.target,
             tier=row.tier,
-            family=row.family,
         )
 
 
@@ -127,8 +112,7 @@ def _to_json(batch: Batch, index: int, answer: dict[str, Any], findings: list[Ru
         "index": index,
         "target": batch.target,
         "tier": batch.tier,
-        "family": batch.family,
         "exit_code": code,
-        **{name: value for name, value in answer.items() if name not in ("event", "findings")},
+        **answer,
         "findings": [{"signature": found.signature, "title": found.title} for found in findings],
     }

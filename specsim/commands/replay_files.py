@@ -10,7 +10,6 @@ import typer
 
 from specsim.commands.invocation import output_file, output_folder
 from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption
-from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import UsageError
 from specsim.files import save_json, write_text
@@ -40,7 +39,6 @@ def pin(
     test = out or Path(pin.default_name(stored))
     text = parse_target(target or stored.target).text
     announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
-    note_stale(file, stored)
     if schedule and still:
         raise UsageError("--schedule with --still", "a schedule by hand checks that its rule holds")
     beside = "" if schedule else str(test.with_suffix(".json"))
@@ -79,7 +77,6 @@ def shrink(
     size, unit = stored.size
     text = parse_target(target or stored.target).text
     announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
-    note_stale(file, stored)
     seconds = math.inf if budget_seconds is None else budget_seconds
     with interrupts.gentle():
         if stored.rule in replay_file.ENDED:

@@ -27,14 +27,14 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     if missing:
         why = f"{' and '.join(missing)} not installed; install specsim with its dependencies"
         not_run.append({"what": "tier ops", "why": why})
-    of_model = ["accounting"] if missing else ["ops", "accounting"]
+    of_own = [] if missing else ["ops", "scheduler"]
     targets = [
-        {"target": "model", "tiers": of_model, "note": "the built-in engine with specsim's own kernels"},
+        {"target": "model", "tiers": of_own, "note": "the built-in engine with specsim's own kernels"},
         *_of_main(cache, not missing),
         *_of_packages(cache, not missing, bool(found)),
         {
             "target": "module:object",
-            "tiers": [] if missing else ["ops", "scheduler"],
+            "tiers": of_own,
             "note": "your own: a mapping of operations to functions, or an engine",
         },
     ]

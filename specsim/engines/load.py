@@ -1,4 +1,4 @@
-"""From a TARGET to what can be tested of it: its operations, its accounting, its scheduler."""
+"""From a TARGET to what can be tested of it: its operations, its scheduler."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specsim.engine.accounting_target import AccountingTarget
-from specsim.engine.accounting_target import ModelTarget as ModelAccountingTarget
 from specsim.engines.packages import fetch_release, open_source
 from specsim.engines.registry import ENGINES, Engine
 from specsim.engines.target import Checkout, ModelTarget, PythonTarget, Release, Target
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
 MODEL_PROVIDER = ("specsim.kernels", "provider")
+MODEL_SCHEDULER = PythonTarget("specsim.engines.reference", "engine")
 
 
 def load_provider(target: Target, cache: Cache, op: str = "") -> Provider:
@@ -68,13 +67,6 @@ def _function(named: tuple[str, str]) -> Callable[..., Any]:
     return function
 
 
-def load_accounting(target: Target) -> AccountingTarget | NotRun:
-    """The accounting of a target, or why it has none."""
-    if isinstance(target, ModelTarget):
-        return ModelAccountingTarget()
-    return NotRun("accounting", "only the model has one; schedules of an engine are of the tier scheduler")
-
-
 def load_scheduler(
     target: Target,
     cache: Cache,
@@ -87,13 +79,15 @@ def load_scheduler(
     scheduler.
     """
     edit = edit_of(*find(mutant, planted_into(target))) if mutant else None
+    if isinstance(target, ModelTarget):
+        target = MODEL_SCHEDULER
     if isinstance(target, PythonTarget):
         value: SchedulerTarget = _user_object(target)
         is_scheduler = callable(getattr(value, "start", None))
         return value if is_scheduler else NotRun("scheduler", "it has no `start`: it is no SchedulerTarget")
-    maker = None if isinstance(target, ModelTarget) else _engine(target).subjects.get("scheduler")
+    maker = _engine(target).subjects.get("scheduler")
     if maker is None:
-        return NotRun("scheduler", "the model and packages of operations have no scheduler")
+        return NotRun("scheduler", "packages of operations have no scheduler")
     found: SchedulerTarget | NotRun = _function(maker)(target, cache, edit, root, files)
     return found
 

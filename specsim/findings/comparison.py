@@ -104,7 +104,7 @@ class Baseline:
 
 def drawn_alike(schedules: Mapping[str, int]) -> dict[str, int]:
     """Of how many schedules there were by tier those that were drawn alike, each by itself."""
-    return {tier: count for tier, count in schedules.items() if count and tier in TIERS and TIERS[tier].draws_alike}
+    return {tier: count for tier, count in schedules.items() if count and tier in TIERS}
 
 
 def bring_forward(verdict: Verdict, baseline: Baseline, *, is_counted: bool) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from packaging.version import Version
 
 from specsim import replay_file
-from specsim.engine.rules.table import CHECKS
 from specsim.engines import triage
 from specsim.errors import UsageError, did_you_mean
 from specsim.files import read_json
@@ -20,7 +19,7 @@ from specsim.tiers.registry import TIERS, all_rules
 from specsim.verdict import REACHES
 
 RULES = all_rules()
-FORMAT = "specsim.explained/1"
+FORMAT = "specsim.explained/2"
 REMEDY = (
     "name a rule by its number or slug, such as I32 or stale-result, or give a replay file, or the signature of a "
     f"known finding or of one whose file is in {replay_file.FINDINGS}"
@@ -89,7 +88,6 @@ def explain(text: str, fixtures: Iterable[Fixture]) -> dict[str, Any]:
             raise UsageError(f"{text!r} is no rule and no known signature", _remedy(text, fixtures))
     severities = [entry.severity for _, entry in known if signature and entry.severity]
     severities += [RULES[rule].severity] if rule else []
-    views = [view for check in CHECKS if check.rule.id == rule for view in check.after]
     return {
         "format": FORMAT,
         "rule": rule or "",
@@ -97,7 +95,6 @@ def explain(text: str, fixtures: Iterable[Fixture]) -> dict[str, Any]:
         "sentence": RULES[rule].sentence if rule else "",
         "severity": str(severities[0]) if severities else "",
         "tiers": [name for name, tier in TIERS.items() if rule in tier.rules],
-        "checked_after": [_first_sentence(view.__doc__) for view in views],
         "signature": signature,
         "known": [_entry(engine, entry) for engine, entry in known],
         "examples": [_example(fixture) for fixture in examples],
@@ -145,11 +142,3 @@ def _example(fixture: Fixture) -> dict[str, Any]:
         "shown_on": list(fixture.shown_on),
         "command": replay_file.command(str(fixture.file), fixture.found_on, fixture.found_on),
     }
-
-
-def _first_sentence(docstring: str | None) -> str:
-    text = " ".join((docstring or "").split())
-    first, *rest = re.split(r"[,;] ", re.split(r"(?<=[.:]) ", text)[0].rstrip(".:"))
-    whole = [first.replace("`", ""), *rest]
-    named = next((at for at, clause in enumerate(whole) if "`" in clause), len(whole))  # of a field, for who codes
-    return ", ".join(whole[:named])

@@ -1,8 +1,7 @@
 """Pinning a finding: a pytest that replays it, to be committed beside the replay file.
 
 The test asserts that the finding is gone, or, for a defect that is known and stays for now, that it is still there, so
-that the day on which it goes is noticed. A schedule that no longer applies after a change of the simulator is skipped
-with the reason, never passed.
+that the day on which it goes is noticed. What the target does not run is skipped with the reason, never passed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import msgspec
 
 from specsim.choices.chooser import stream
 from specsim.errors import UsageError
-from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch
 from specsim.tiers.registry import TIERS
 
@@ -36,11 +35,10 @@ class Lot:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What the batches of a campaign are drawn from. `campaign` is its seed; weights are by name."""
+    """What the batches of a campaign are drawn from. `campaign` is its seed."""
 
     campaign: int
     lots: tuple[Lot, ...]
-    families: tuple[tuple[str, int], ...]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -56,16 +54,10 @@ def plan_from_json(text: str) -> BatchPlan:
         plan = msgspec.json.decode(text, type=BatchPlan)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _damaged(str(error)) from error
-    weights = [lot.weight for lot in plan.lots]
-    for name, entries, known in (
-        ("family", plan.families, FAMILIES),
-        ("tier", [(lot.tier, lot.weight) for lot in plan.lots], TIERS),
-    ):
-        unknown = [entry for entry, _ in entries if entry not in known]
-        if unknown:
-            raise _damaged(f"there is no {name} {unknown[0]!r}")
-        weights += [weight for _, weight in entries]
-    if not (plan.lots and plan.families and all(0 < weight < 1 << 32 for weight in weights)):
+    unknown = [lot.tier for lot in plan.lots if lot.tier not in TIERS]
+    if unknown:
+        raise _damaged(f"there is no tier {unknown[0]!r}")
+    if not (plan.lots and all(0 < lot.weight < 1 << 32 for lot in plan.lots)):
         raise _damaged("a weight is not positive, or nothing has one")
     return plan
 
@@ -77,23 +69,6 @@ def _damaged(why: str) -> UsageError:
 def lots_of(tiers: Mapping[str, Sequence[str]]) -> tuple[Lot, ...]:
     """The lots of targets, by the tiers that each has. A target without schedules has its time for its cases."""
     return tuple(Lot(target, tier, TIERS[tier].batch_weight) for target, of in tiers.items() for tier in of)
-
-
-def family_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """The weights of NAME=WEIGHT texts: of those alone, where some are given. NAME alone weighs 1."""
-    known = {family.name: family.weight for family in FAMILIES.values()}
-    weights: dict[str, int] = {}
-    for text in given:
-        name, _, weight = text.partition("=")
-        if name not in known:
-            raise UsageError(f"--family {text!r}: there is no {name!r}", f"choose among {', '.join(known)}")
-        if weight and not (weight.isascii() and weight.isdigit() and len(weight) < 7):
-            raise UsageError(f"--family {text!r}: the weight {weight!r} is no whole number", f"give {name}=2")
-        weights[name] = int(weight or 1)
-    if given and not any(weights.values()):
-        raise UsageError("--family: every weight is 0", "give one at least a weight of 1")
-    chosen = weights or known
-    return tuple((name, weight) for name, weight in chosen.items() if weight)
 
 
 def batch_at(plan: BatchPlan, shard: int, number: int, stopped: Collection[tuple[str, str]] = ()) -> Batch:
@@ -122,14 +97,10 @@ def batch_at(plan: BatchPlan, shard: int, number: int, stopped: Collection[tuple
         count=tier.batch_count,
         target=lot.target,
         tier=lot.tier,
-        family=among(plan.families) if tier.has_single_runs else "",
     )
 
 
 def seed_of(batch: Batch) -> int:
-    """The seed of the batch's runs: that of its shard for schedules, whose numbers go on from batch to batch; one of
-    its own for cases, whose numbers begin at 0.
-    """
-    path = [batch.campaign, batch.shard, *([] if TIERS[batch.tier].has_single_runs else [batch.number])]
-    material = "\x1f".join(["campaign", *map(str, path)]).encode()
+    """The seed of the batch's runs, whose numbers begin at 0."""
+    material = "\x1f".join(["campaign", *map(str, (batch.campaign, batch.shard, batch.number))]).encode()
     return int.from_bytes(hashlib.sha256(material).digest()[:8], "big")

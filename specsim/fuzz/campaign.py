@@ -1,8 +1,8 @@
 """The loop of a campaign: batches to workers, what became of them to the store, until the time is spent.
 
 What it guards: a result is stored before its worker has another batch; a batch that was lost is run before new ones; a
-target that is not there, cannot be checked, or is not deterministic is reported once and its batches stop, while the
-others go on. Time is that of a monotonic clock.
+target that is not there, or cannot be checked, is reported once and its batches stop, while the others go on. Time is
+that of a monotonic clock.
 
 It is no scheduler: the next free worker gets the next batch.
 """
@@ -16,15 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from specsim.errors import UsageError
-from specsim.fuzz.batch import NONDETERMINISTIC
 from specsim.fuzz.batches import BatchPlan, batch_at
 from specsim.fuzz.store import Store, StoredFinding
 from specsim.fuzz.work import Batch, BatchResult
-from specsim.tiers.registry import TIERS
 
 POLL_SECONDS = 0.2
-CASES_SECONDS_MIN = 10.0  # that are left where a batch of cases begins: its child has to import torch
-LATE_SECONDS, LATE_SHARE = 1.0, 0.05  # after the end, until batches are interrupted, and as long again until given up
+SECONDS_MIN = 10.0  # that are left where a batch begins: its child has to import torch
+LATE_SECONDS, LATE_SHARE = 1.0, 0.05  # after the end, until batches are interrupted
+NONDETERMINISTIC = "two runs"  # how a batch says that what it ran differs
 
 
 class GivenBack(Exception):  # noqa: N818 - not an error: a batch was not run, and is when the campaign goes on
@@ -45,10 +44,6 @@ class BatchPool(Protocol):
 
     def interrupt(self) -> None:
         """Let the batches that run end soon, with what they have done."""
-        ...
-
-    def give_up(self) -> None:
-        """End the batches that run, as far as that can be done; these are given back."""
         ...
 
 
@@ -85,7 +80,7 @@ def go_on(
     batches_max: int | None = None,
 ) -> CampaignOutcome:
     """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them. A
-    batch that does not end by then is interrupted, and then given up: it is run when the campaign goes on.
+    batch that does not end by then is interrupted.
 
     `on_result` gets each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
     may change a batch before it is run.
@@ -99,15 +94,15 @@ def go_on(
 
     def left_out() -> set[tuple[str, str]]:
         """The lots of which no batch begins."""
-        is_late = until - time.monotonic() < min(CASES_SECONDS_MIN, whole / 4)
-        return {lot for lot in lots if lot in outcome.stopped or (is_late and not TIERS[lot[1]].has_single_runs)}
+        is_late = until - time.monotonic() < min(SECONDS_MIN, whole / 4)
+        return lots if is_late else lots & outcome.stopped.keys()
 
     def goes_on(without: set[tuple[str, str]]) -> bool:
         lots_left = without < lots
         enough = batches_max is not None and begun >= batches_max
         return lots_left and not enough and not outcome.problem and not interrupted() and time.monotonic() < until
 
-    interrupting = given_up = False
+    interrupting = False
     while True:
         while len(running) < pool.width and goes_on(without := left_out()):
             number = store.next_number(shard, {batch.number for batch in running.values()})
@@ -120,9 +115,6 @@ def go_on(
         if not interrupting and (interrupted() or outcome.problem or late > late_max):
             pool.interrupt()
             interrupting = True
-        if not given_up and late > 2 * late_max:
-            pool.give_up()
-            given_up = True
         done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
         for future in sorted(done, key=lambda future: running[future].number):
             batch = running.pop(future)
@@ -165,8 +157,7 @@ def _stop_if_hopeless(outcome: CampaignOutcome, result: BatchResult, on_stop: Ca
     batch = result.batch
     if result.ended.startswith(NONDETERMINISTIC):
         outcome.nondeterministic = f"{batch.target}: {result.ended}"
-        _stop(outcome, batch, result.ended, on_stop)
-    elif not result.runs and result.refused and not result.ended and sum(result.refused.values()) >= batch.count:
+    if not result.runs and result.refused and not result.ended and sum(result.refused.values()) >= batch.count:
         _stop(outcome, batch, next(iter(result.refused)), on_stop)
 
 

@@ -82,7 +82,7 @@ def merged(files: Sequence[Path]) -> Merged:
 
 def _take_batch(batches: dict[Key, tuple[StoredBatch, Path]], batch: StoredBatch, file: Path) -> None:
     # Campaigns of one seed may be of other targets, and those of other code make other runs.
-    what = batch.target, batch.version, batch.tier, batch.family
+    what = batch.target, batch.version, batch.tier
     key = batch.campaign, batch.shard, batch.number, *what
     if key in batches:
         raise UsageError(

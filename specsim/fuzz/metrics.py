@@ -25,7 +25,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 _SUMS = {
     "runs": "Runs that were checked.",
-    "events": "Events of the simulator in them.",
+    "events": "Iterations of schedules in them.",
     "refused": "Runs that were not checked.",
     "batches": "Batches that were counted.",
     "deaths": "Batches whose process did not come to its end.",
@@ -89,7 +89,7 @@ def text_of(counts: Counts) -> str:
     features: Mapping[Labels, float] = {(target,): float(len(names)) for target, names in counts.features.items()}
     of_a_finding = ("target", "tier", "severity", "state")
     lines += _family("specsim_findings", "gauge", "Findings, by what became of them.", of_a_finding, counts.findings)
-    lines += _family("specsim_features", "gauge", "Pairs, marks and rules that were reached.", ("target",), features)
+    lines += _family("specsim_features", "gauge", "Implementations that were checked.", ("target",), features)
     lines += _family("specsim_workers", "gauge", "Batches that are run at a time.", (), {(): float(counts.workers)})
     lines += _family(
         "specsim_start_time_seconds", "gauge", "When this process began, since 1970.", (), {(): counts.start}

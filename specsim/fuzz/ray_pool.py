@@ -261,11 +261,6 @@ class RayPool:
             self._run_here(asked)
         return asked.outer
 
-    def give_up(self) -> None:
-        """Give back the batches that the cluster has."""
-        self.interrupt()
-        self._local.give_up()
-
     def interrupt(self) -> None:
         """Give back what the cluster has, which --resume runs again, and let the batches of this machine end soon."""
         with self._lock:

@@ -74,7 +74,7 @@ def run_again(
 
 def _checked(file: Path, limits: AskLimits, target: str, ask: Ask) -> tuple[Verdict, str]:
     try:
-        verdict = FileQuestion(file, limits, as_written=True).check(target, ask, _HASH_SEED)
+        verdict = FileQuestion(file, limits).check(target, ask, _HASH_SEED)
     except UsageError as error:  # a file that this specsim does not read
         return "not applicable", error.problem
     return _VERDICTS[verdict.state], verdict.why

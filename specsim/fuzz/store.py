@@ -6,7 +6,7 @@ read meanwhile. Nothing is decided by the wall clock: the time of a batch is the
 
     meta      format, specsim, campaign (the seed), created, plan (what the campaign draws its batches from, JSON)
     batches   one row for each batch that was run; `campaign` is the seed that it was drawn from
-    coverage  runs that reached a feature, and the batch that was the first
+    coverage  cases of an implementation that were checked, and the batch that was the first
     findings  one row for each signature and target; shard, number, run and cpu_seconds are those of its first hit
     seen      what each version of a target showed of a signature
     replays   the smallest replay files of a signature, at most `REPLAYS_MAX`
@@ -59,7 +59,6 @@ class StoredBatch:
     target: str
     version: str
     tier: str
-    family: str
     runs: Count
     events: Count
     seconds: Seconds
@@ -83,8 +82,8 @@ class ReachedFeature:
 
 @dataclass(frozen=True, slots=True)
 class StoredFinding:
-    """A finding of a target. Family, shard, number and run are those of its first hit; `cpu_seconds` the CPU time of
-    the whole campaign until then; `first_seen` and `last_seen` versions of the target. A `count` of 0 says that it was
+    """A finding of a target. Shard, number and run are those of its first hit; `cpu_seconds` the CPU time of the whole
+    campaign until then; `first_seen` and `last_seen` versions of the target. A `count` of 0 says that it was
     found on another target, and that its replay file shows it on this one too.
     """
 
@@ -97,7 +96,6 @@ class StoredFinding:
     reach: str
     where: str
     count: Count
-    family: str
     shard: Count
     number: Count
     run: int
@@ -216,7 +214,7 @@ class Store:
         with self._transaction() as cursor:
             before = cursor.execute("SELECT total(cpu_seconds) FROM batches").fetchone()[0]
             cursor.execute(
-                f"INSERT OR IGNORE INTO batches VALUES ({', '.join('?' * 16)})",
+                f"INSERT OR IGNORE INTO batches VALUES ({', '.join('?' * 15)})",
                 (
                     batch.shard,
                     batch.number,
@@ -225,7 +223,6 @@ class Store:
                     batch.target,
                     result.version,
                     batch.tier,
-                    batch.family,
                     result.runs,
                     result.events,
                     result.seconds,
@@ -298,7 +295,7 @@ class Store:
                 return
             cursor.execute("UPDATE findings SET last_seen = ? WHERE signature = ? AND target = ?", (version, *of))
             made = replace(finding, target=target, count=0, first_seen=version, last_seen=version, state="open")
-            cursor.execute(f"INSERT OR IGNORE INTO findings VALUES ({', '.join('?' * 17)})", astuple(made))
+            cursor.execute(f"INSERT OR IGNORE INTO findings VALUES ({', '.join('?' * 16)})", astuple(made))
             cursor.execute(
                 "INSERT OR IGNORE INTO replays SELECT signature, ?, digest, size, text FROM replays "
                 "WHERE signature = ? AND target = ?",
@@ -391,7 +388,7 @@ def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: RunFinding,
     texts: dict[str, Any] = {name: _plain(getattr(found, name)) for name in _TEXTS_OF_FOUND}
     found = replace(found, **texts)
     cursor.execute(
-        f"INSERT INTO findings VALUES ({', '.join('?' * 17)}) ON CONFLICT(signature, target) DO UPDATE SET "
+        f"INSERT INTO findings VALUES ({', '.join('?' * 16)}) ON CONFLICT(signature, target) DO UPDATE SET "
         "count = count + excluded.count, last_seen = excluded.last_seen, state = 'open'",
         (
             found.signature,
@@ -403,7 +400,6 @@ def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: RunFinding,
             found.reach,
             found.where,
             found.count,
-            batch.family,
             batch.shard,
             batch.number,
             found.index,

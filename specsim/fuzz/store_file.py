@@ -20,21 +20,21 @@ import specsim
 from specsim.errors import UsageError
 from specsim.files import open_lock
 
-FORMAT = 2
+FORMAT = 3
 WAIT_SECONDS = 30.0  # for a reader that holds the file
 TEXT_BYTES_MAX = 64 << 20  # of one text of a store
 
 _TABLES = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE batches(
-    shard INT, number INT, first INT, count INT, target TEXT, version TEXT, tier TEXT, family TEXT, runs INT,
-    events INT, seconds REAL, cpu_seconds REAL, refused TEXT, ended TEXT, at REAL, campaign TEXT,
+    shard INT, number INT, first INT, count INT, target TEXT, version TEXT, tier TEXT, runs INT, events INT,
+    seconds REAL, cpu_seconds REAL, refused TEXT, ended TEXT, at REAL, campaign TEXT,
     PRIMARY KEY(shard, number));
 CREATE TABLE coverage(
     target TEXT, feature TEXT, runs INT, shard INT, number INT, PRIMARY KEY(target, feature)) WITHOUT ROWID;
 CREATE TABLE findings(
     signature TEXT, target TEXT, tier TEXT, rule TEXT, title TEXT, severity TEXT, reach TEXT, "where" TEXT, count INT,
-    family TEXT, shard INT, number INT, run INT, cpu_seconds REAL, first_seen TEXT, last_seen TEXT, state TEXT,
+    shard INT, number INT, run INT, cpu_seconds REAL, first_seen TEXT, last_seen TEXT, state TEXT,
     PRIMARY KEY(signature, target));
 CREATE TABLE seen(
     signature TEXT, target TEXT, version TEXT, verdict TEXT, PRIMARY KEY(signature, target, version));

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import specsim
 from specsim.engines.packages import open_source
 from specsim.engines.registry import ENGINES
 from specsim.engines.target import ModelTarget, PythonTarget, Release, Target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import GitSource
-from specsim.tiers.accounting.model_code import model_hash
 
 _SHOWN = 12  # hexadecimal digits of a hash
+_OF_THE_MODEL = ("reference/*.py", "kernels/*.py", "engines/reference.py")
 
 
 def version_of(target: Target, cache: Cache) -> str:
@@ -25,7 +26,8 @@ def version_of(target: Target, cache: Cache) -> str:
     Of a folder it is the hash of its Python files, so a file that is edited makes another version.
     """
     if isinstance(target, ModelTarget):
-        return model_hash()
+        folder = Path(specsim.__file__).parent
+        return _hash_of(sorted(file for name in _OF_THE_MODEL for file in folder.glob(name)), target.text)
     if isinstance(target, Release):
         return target.version
     if isinstance(target, PythonTarget):

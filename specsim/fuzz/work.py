@@ -1,8 +1,7 @@
 """What a campaign hands to a worker, and what comes back. Plain data: it goes through pipes, Ray and JSON alike.
 
-A campaign is a seed. Its work is one endless row of runs for each shard, cut into batches; which target, tier and
-scenario family a batch has is drawn from (campaign, shard, number of the batch). So a run is made again from
-(campaign, shard, index).
+A campaign is a seed. Its work is one endless row of batches for each shard; which target and tier a batch has is drawn
+from (campaign, shard, number of the batch). So a batch is made again from these.
 
 This module imports neither torch nor triton.
 """
@@ -17,8 +16,7 @@ class Batch:
     """Runs `first`, `first + 1`, ... of a shard, `count` of them.
 
     `campaign` the seed; `shard` 0 to shards - 1
-    `target`   a TARGET as the user wrote it; `tier` accounting, ops, scheduler or workers
-    `family`   the scenario family of the batch (`specsim.fuzz.scenario_families`), "" for tiers without schedules
+    `target`   a TARGET as the user wrote it; `tier` ops or scheduler
     `known`    signatures that are not shrunk again
     `device`   of the ops tier: cpu or cuda
     """
@@ -30,7 +28,6 @@ class Batch:
     count: int
     target: str
     tier: str
-    family: str = ""
     known: tuple[str, ...] = ()
     device: str = "cpu"
 
@@ -61,7 +58,7 @@ class BatchResult:
 
     `version`    the target's version, commit or content hash; what a finding was first and last seen on
     `runs`       runs that were checked; `refused` those that were not, by the reason
-    `features`   runs that reached each pair, mark or rule: "pair:...", "mark:...", "rule:..."
+    `features`   cases of each implementation that was checked: "ops:OPERATION SUBJECT"
     `ended`      how the process ended when it did not come to its end, "" when it did; that costs one run
     """
 

@@ -45,29 +45,11 @@ class ForkServer:
         self._end()
         self._stderr.close()
 
-    def kill(self) -> None:
-        """End the child from another thread than the one that asks, which hears that it ended."""
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-    def interrupt(self) -> None:
-        """Pass an interrupt on to the child."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGINT)
-
     def ask(self, request: ChildQuestion, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
         """The messages of a question; `hash_seed` is the one that the child was started with, or "" for it."""
         assert hash_seed in ("", self._hash_seed)
         with self._conversation(request, hang_seconds) as conversation:
             yield from blamed(conversation, request.target)
-
-    def messages(self, request: ChildQuestion, hang_seconds: float) -> Iterator[Any]:
-        """As `ask`, where the child may well be ended by somebody else: ChildEnded says so at any time."""
-        with self._conversation(request, hang_seconds) as conversation:
-            yield from conversation
 
     @contextlib.contextmanager
     def _conversation(self, request: ChildQuestion, hang_seconds: float) -> Iterator[Conversation]:

@@ -36,9 +36,6 @@ class Questions:
         self._control = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
 
-    def fileno(self) -> int:
-        return self._control.fileno()
-
     def take(self) -> Question | None:
         """Wait for the next question; None when whoever asked is gone."""
         try:
@@ -55,15 +52,6 @@ class Questions:
         except ConnectionError:
             return None
         return Question(bytes(content), descriptors[0])
-
-    def is_asker_gone(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        try:
-            return not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            return True
 
     def done(self, code: int) -> None:
         """Say how whoever answered ended: 0, its exit code, or a negative signal."""

@@ -1,10 +1,7 @@
-"""A campaign as one HTML page: what was run, what was found, what was reached and what was not. It holds no script and
-loads nothing.
-"""
+"""A campaign as one HTML page: what was run and what was found. It holds no script and loads nothing."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
@@ -15,8 +12,6 @@ from specsim.report.page.charts import Chart, chart_of
 from specsim.report.page.index import IndexTable, table_of
 from specsim.report.page.plain import visible
 from specsim.report.page.render import document
-
-_SHADES = 8  # of page.css, .s1 and on
 
 
 class Tile(NamedTuple):
@@ -41,25 +36,6 @@ class Card(NamedTuple):
     commands: Sequence[str]
 
 
-class CampaignCell(NamedTuple):
-    """Of a matrix: the runs that reached it, 0 for none, and a text. `is_hole`: others reached it."""
-
-    runs: int
-    is_hole: bool
-    text: str
-
-
-class CampaignMatrix(NamedTuple):
-    """`rows` are (name, cells); a matrix that `is_open` is not folded."""
-
-    title: str
-    corner: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[CampaignCell]]]
-    holes: Sequence[str]
-    is_open: bool
-
-
 class CampaignPage(NamedTuple):
     headline: str
     where: str
@@ -67,7 +43,6 @@ class CampaignPage(NamedTuple):
     charts: Sequence[Chart]
     findings: Sequence[Card]
     tables: Sequence[IndexTable]
-    matrices: Sequence[CampaignMatrix]
     version: str
 
 
@@ -86,7 +61,6 @@ def page_of(page: CampaignPage) -> str:
         f'<div class="charts">{"".join(map(chart_of, page.charts))}</div>',
         _findings(page.findings),
         *map(table_of, page.tables),
-        _coverage(page.matrices),
     ]
     foot = f"<footer>specsim {_text(page.version)}</footer>"
     return document("specsim campaign", "report", Markup(f"{head}<main>{''.join(parts)}</main>{foot}"))
@@ -107,58 +81,6 @@ def _card(card: Card) -> str:
 <span class="state-of">{_text(card.state)}</span></p>
 <p><span>{_text(card.target)}</span> <small>{_text(card.sentence)}</small></p>
 <dl class="facts">{facts}<div><dt>replay files</dt><dd>{replays or "none was kept"}</dd></div></dl>{commands}</li>"""
-
-
-def _coverage(matrices: Sequence[CampaignMatrix]) -> str:
-    if not matrices:
-        return (
-            '<section class="panel"><h2>What was reached</h2><p class="note">No schedule was run that counts what it '
-            "reaches.</p></section>"
-        )
-    legend = (
-        '<ul class="legend"><li><i class="swatch s3"></i>runs that reached it, darker for more</li>'
-        '<li><i class="swatch hole"></i>a hole: another target, or the model, reached it; this one did not</li>'
-        '<li><i class="swatch none"></i>no run of any target reached it</li></ul>'
-    )
-    inner = "".join(map(_matrix, matrices))
-    return f'<section class="panel" id="coverage"><h2>What was reached, and the holes</h2>{legend}{inner}</section>'
-
-
-def _matrix(matrix: CampaignMatrix) -> str:
-    most = max((cell.runs for _, cells in matrix.rows for cell in cells), default=0)
-    head = "".join(f'<th scope="col"><span>{_text(name)}</span></th>' for name in matrix.columns)
-    body = "".join(
-        f'<tr><th scope="row">{_text(name)}</th>{"".join(_cell(cell, most) for cell in cells)}</tr>'
-        for name, cells in matrix.rows
-    )
-    title = _text(matrix.title)
-    holes = "".join(f"<li>{_text(hole)}</li>" for hole in matrix.holes)
-    listed = f'<h3>Not reached</h3><ul class="holes">{holes}</ul>' if holes else ""
-    table = f"""<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table class="heat pairs-of">
-<thead><tr><th scope="col">{_text(matrix.corner)}</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"""
-    return f"<details{' open' if matrix.is_open else ''}><summary>{title}</summary>{table}{listed}</details>"
-
-
-def _cell(cell: CampaignCell, most: int) -> str:
-    title = f' title="{escape(visible(cell.text), quote=True)}"' if cell.text else ""
-    if cell.runs:
-        return f'<td class="s{shade(cell.runs, most)}"{title}>{_short(cell.runs)}</td>'
-    if cell.is_hole:
-        return f'<td class="hole"{title}>hole</td>'
-    return '<td class="none"><span class="quiet">none</span></td>'
-
-
-def shade(runs: int, most: int) -> int:
-    """1 to 8, by the logarithm: a pair of ten runs in a million is still to be told from one of a thousand."""
-    return 1 + round((_SHADES - 1) * math.log(runs) / math.log(most)) if most > 1 else 1
-
-
-def _short(runs: int) -> str:
-    for unit, factor in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if runs >= factor:
-            scaled = runs / factor
-            return f"{scaled:.1f}{unit}" if scaled < 10 else f"{scaled:.0f}{unit}"
-    return str(runs)
 
 
 def _text(text: str) -> str:

@@ -226,7 +226,6 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
         *([("reach", _reach_sentence(finding.reach))] if finding.reach != "unknown" else []),
         ("hit by", _hit_by(verdict, finding)),
         *_symptom_rows(verdict.symptoms_of(finding), SYMPTOMS_MAX if most is not None else None),
-        *_order_rows(finding),
         *([("triage", finding.triage)] if finding.triage else []),
     ]
     case = [
@@ -280,15 +279,6 @@ def _symptom_rows(symptoms: Sequence[Finding], most: int | None) -> list[tuple[s
     if more := len(symptoms) - len(rows):
         rows.append(f"{more} more, which -v lists")
     return [("then" if number == 0 else "", row) for number, row in enumerate(rows)]
-
-
-def _order_rows(finding: Finding) -> list[tuple[str, str]]:
-    if finding.order is None:
-        return []
-    if not finding.order:
-        return [("order", "none that matters: it happens in every order that was tried")]
-    one, two = finding.order
-    return [("order", one), ("", f"{two}; in the opposite order the rule holds")]
 
 
 def _reach_sentence(reach: str) -> str:

@@ -27,9 +27,8 @@ def print_explained(data: Mapping[str, Any]) -> None:
     for reach in REACHES:
         if any(reach in entry["reaches"] for entry in data["known"]) and data["signature"]:
             print_row(console, "reach", f"{reach}: {REACHES[reach]}")
-    after = f", each time after: {'; '.join(data['checked_after'])}" if data["checked_after"] else ""
     if data["tiers"]:
-        print_row(console, "checked", f"in {', '.join(data['tiers'])}{after}")
+        print_row(console, "checked", f"in {', '.join(data['tiers'])}")
     for entry in data["known"]:
         of = "" if data["signature"] else f" ({entry['signature']})"
         print_row(console, "known", f"{entry['engine']}: {entry['text']}{of}")

@@ -33,8 +33,8 @@ class WorkProgress:
     `now`     what of it runs now
     `counts`  numbers by their names, shown in order, e.g. {"schedules": 40}
     `done`    of `of` parts; `of` 0 when that is not known
-    `events`  of the simulator, shown as a rate
-    `findings` distinct ones; `marks` of `marks_of` situations were met
+    `events`  of schedules, shown as a rate
+    `findings` distinct ones
     `schedules_of` of how many "schedules" are counted, 0 when that is not known
     `budget_seconds` after which the work ends, None when it has no budget
     """
@@ -47,8 +47,6 @@ class WorkProgress:
     of: int = 0
     events: int | None = None
     findings: int | None = None
-    marks: int | None = None
-    marks_of: int = 0
     schedules_of: int = 0
     events_since: float = 0.0  # seconds after the start at which the events began
     by_tier: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -78,8 +76,6 @@ def line_of(progress: WorkProgress, elapsed: float) -> str:
     ran = elapsed - progress.events_since
     if progress.events is not None and ran > 0:
         parts.append(f"{progress.events / ran:,.0f} events/s")
-    if progress.marks is not None:
-        parts.append(f"{progress.marks} of {progress.marks_of} situations met")
     left = _left(progress, elapsed)
     if left is not None:
         parts.append(f"{_span(left)} left")

@@ -1,8 +1,8 @@
-"""A verdict as SARIF 2.1.0: rules, results with fingerprints, and the events of a schedule as code flows.
+"""A verdict as SARIF 2.1.0: rules, results with fingerprints, and the launches of a schedule as code flows.
 
-The events happen in the simulator and have no line of their own: each stands at the line of the code that is blamed, so
-that viewers which ask for a place have one. A thread flow is an agent (host, device, a stream); `executionOrder` is the
-order of events over all of them, and the two events whose order matters are essential.
+Launches have no line of their own: each stands at the line of the code that is blamed, so that viewers which ask for a
+place have one. A thread flow is a kind of launches; `executionOrder` is the order of launches over all of them, and the
+last one is essential.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ FINGERPRINT = "specsimSignature/v1"
 LEVELS = {"metric": "warning", "by-design": "note"}  # of a severity; "error" for the others
 EVENTS_MAX = 1000  # of a code flow: the last ones
 _EVENT = re.compile(r"\s*(\d+)\s+(\w+)\s+(.*)")
-_ORDERED = re.compile(r"event (\d+):")
 Events = Callable[[str], Sequence[str]]  # the lines of the event log in a replay file, by its path
 
 
@@ -90,7 +89,7 @@ def _result(finding: Mapping[str, Any], verdict: Mapping[str, Any], located: Loc
     }
     text = f"{finding['title']}. Expected {finding['expected']}, actual {finding['actual']}."
     text += f" Replay: {command(finding['replay'], verdict['target'], verdict['target'])}" if finding["replay"] else ""
-    flow = _flow(events(finding["replay"]) if finding["replay"] else (), finding["order"] or (), location)
+    flow = _flow(events(finding["replay"]) if finding["replay"] else (), location)
     return {
         "ruleId": visible(finding["rule"]),
         "level": _level(finding),
@@ -105,24 +104,22 @@ def _result(finding: Mapping[str, Any], verdict: Mapping[str, Any], located: Loc
     }
 
 
-def _flow(lines: Sequence[str], order: Sequence[str], location: Mapping[str, Any]) -> dict[str, Any] | None:
+def _flow(lines: Sequence[str], location: Mapping[str, Any]) -> dict[str, Any] | None:
     """The code flow of an event log, None for none."""
     if not lines:
         return None
     shown = lines[-EVENTS_MAX:]
-    decisive = {int(found[1]) for text in order if (found := _ORDERED.match(text))}
-    agents: dict[str, list[dict[str, Any]]] = {}
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for number, line in enumerate(shown, 1):
         event = _EVENT.fullmatch(line)
-        matters = number == len(shown) or (event is not None and int(event[1]) in decisive)
-        agents.setdefault(event[2] if event else "", []).append(
+        kinds.setdefault(event[2] if event else "", []).append(
             {
                 "location": {**location, "message": {"text": visible(" ".join(line.split()))}},
                 "executionOrder": number,
-                "importance": "essential" if matters else "important",
+                "importance": "essential" if number == len(shown) else "important",
             }
         )
     left_out = len(lines) - len(shown)
     text = f"{len(lines)} events" + (f", the first {left_out} left out" if left_out else "")
-    flows = [{"id": agent or "other", "locations": steps} for agent, steps in agents.items()]
+    flows = [{"id": kind or "other", "locations": steps} for kind, steps in kinds.items()]
     return {"message": {"text": text}, "threadFlows": flows}

@@ -115,14 +115,13 @@ def print_replay(stored: Replay, target: str, answer: dict[str, Any], verified: 
 
 _ENDS = {
     State.GONE: ("bold green", "not reproduced on", PASS),
-    State.NO_LONGER_APPLIES: ("bold yellow", "no longer applies to", NOT_CHECKED),
     State.NOT_RUN: ("bold yellow", "not checked on", NOT_CHECKED),
     State.UNHEARD: ("bold yellow", "not checked on", NOT_CHECKED),
 }
 
 
 def _print_line(console: Console, line: Line) -> None:
-    opened, closed = {"": ("", ""), "rule": ("[bold red]", "[/]"), "dim": ("[dim]", "[/]")}[line.style]
+    opened, closed = {"": ("", ""), "rule": ("[bold red]", "[/]")}[line.style]
     text = escape(line.text)
     if line.label is None:
         console.print(f"{opened}{text}{closed}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from specsim.tiers.accounting.tier import AccountingTier
 from specsim.tiers.ops.tier import OpsTier
 from specsim.tiers.scheduler.tier import SchedulerTier
 from specsim.tiers.tier import Tier, label_of
@@ -11,7 +10,6 @@ from specsim.verdict import Rule
 TIERS: dict[str, Tier] = {
     "ops": OpsTier(),
     "scheduler": SchedulerTier(),
-    "accounting": AccountingTier(),
 }
 
 

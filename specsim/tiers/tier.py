@@ -1,9 +1,8 @@
 """What a tier is. Nothing outside `specsim.tiers` asks which one it has.
 
-A tier says how one kind of thing is tested: operations on drawn cases, the accounting of a release in simulated
-schedules, functions of workers in probes, a whole scheduler on a virtual device. Its object is a `Tier`, which lives in
-both processes: the command that runs and the child that it starts. It must be cheap to import, so what runs in the
-child is imported by its methods.
+A tier says how one kind of thing is tested: operations on drawn cases, a whole scheduler on a virtual device. Its
+object is a `Tier`, which lives in both processes: the command that runs and the child that it starts. It must be cheap
+to import, so what runs in the child is imported by its methods.
 
 To add a tier:
 
@@ -41,7 +40,6 @@ class State(enum.Enum):
 
     SHOWN = "shown"
     GONE = "gone"
-    NO_LONGER_APPLIES = "no longer applies"  # the tape stands for another case now
     NOT_RUN = "not run"  # the target does not run the case
     UNHEARD = "unheard"  # the process ended before the finding could show
 
@@ -63,7 +61,6 @@ class ReplayOutcome:
     `blamed`     the name of the code that it is of
     `same_code`  whether what ran is what the file was made of: with other code another digest explains itself
     `before`     what failed before the finding could show, a sentence; "" for nothing
-    `meaning`    what the tape stands for, where it may stand for something else on another target; else None
     `code`       the functions that were run
     """
 
@@ -73,7 +70,6 @@ class ReplayOutcome:
     blamed: str = ""
     same_code: bool = True
     before: str = ""
-    meaning: Any = None
     code: tuple[Code, ...] = ()
 
 
@@ -90,7 +86,7 @@ class Line:
 
     label: str | None
     text: str
-    style: Literal["", "rule", "dim"] = ""
+    style: Literal["", "rule"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +118,7 @@ class Tier(Protocol):
     `unit`            what is counted: "cases" or "schedules"
     `by_default`      whether a check without --only runs it
     `budget_share`    of a target's time, where each tier has its part
-    `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
-                      drawn, and whether each run of a batch can be made again alone
-    `draws_alike`     whether each of its schedules is drawn without regard to the others, so that how many show a
-                      finding can be compared
+    `batch_count`, `batch_weight`  of campaigns: cases or schedules of a batch, and how often a batch is drawn
     `has_device`      whether its cases run on a device that a user chooses
     `imports_target`  whether its child imports the target, and so needs its files in a folder
     `resumes_skipped` whether the next check begins with what this one had no time for
@@ -140,8 +133,6 @@ class Tier(Protocol):
     budget_share: float
     batch_count: int
     batch_weight: int
-    has_single_runs: bool
-    draws_alike: bool
     has_device: bool
     imports_target: bool
     resumes_skipped: bool
@@ -153,10 +144,6 @@ class Tier(Protocol):
 
     def is_of(self, target: Target) -> bool:
         """Whether a check of the target runs this tier."""
-        ...
-
-    def has_batches(self, target: Target) -> bool:
-        """Whether a campaign on the target draws batches of this tier."""
         ...
 
     @property

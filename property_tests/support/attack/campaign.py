@@ -33,11 +33,9 @@ AS_A_USER_EVERY = 25  # inputs of a kind
 PATIENCE = 2.0  # with a run that is made once more: the machine may be busy
 _LOADED_BEFORE = (
     "specsim.cli",
-    "specsim.fuzz.child",
-    "specsim.fuzz.batch",
+    "specsim.fuzz.workers",
     "specsim.fuzz.store",
-    "specsim.tiers.accounting.decisive_pair",
-    "specsim.tiers.accounting.schedules",
+    "specsim.tiers.scheduler.answers",
     "specsim.tiers.ops.finding",
     "specsim.tiers.ops.suite",
     "specsim.tiers.child",
@@ -112,7 +110,6 @@ def jobs(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 def load() -> None:
     """Import what runs need, before this process is forked for them."""
-    os.environ["SPECSIM_COMPILED"] = "0"
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
 

@@ -39,7 +39,7 @@ def attack(random_: random.Random, folder: Folder) -> Attack:
         data["tape"] = [random_.choice((0, 1, 2, 7, 2**31, 2**64)) for _ in range(random_.choice((0, 1, 40, 3000)))]
         what = f"a replay file ({name}) with another tape"
     elif kind == 2:
-        data["tier"] = random_.choice(("ops", "accounting", "workers", "", "bulk", None, 3))
+        data["tier"] = random_.choice(("ops", "scheduler", "accounting", "", "bulk", None, 3))
         what = f"a replay file ({name}) of the tier {data['tier']!r}"
     elif kind == 3:
         field = random_.choice(sorted(data))

@@ -88,7 +88,6 @@ def environment_of(folder: Folder, attack: Attack) -> dict[str, str]:
         "HOME": str(folder.path / "home"),
         "TMPDIR": str(folder.path / "tmp"),
         "SPECSIM_CACHE_DIR": str(folder.cache),
-        "SPECSIM_COMPILED": "0",
         "TRITON_INTERPRET": "1",
         "TRITON_CACHE_DIR": str(folder.path / "cache" / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder.path / "cache" / "inductor"),

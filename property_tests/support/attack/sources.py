@@ -80,7 +80,6 @@ def _unreadable(random_: random.Random, folder: Folder) -> Attack:
     commands = (
         ("check", ENGINE, "--only", "ops", *BRIEF),
         ("check", ENGINE, "--only", "ops:fill_bonus_tokens", "--json", "verdict.json", *BRIEF),
-        ("check", ENGINE, "--only", "accounting", *SCHEDULES),
         ("check", ENGINE, "--only", "workers", *BRIEF),
         ("check", ENGINE, "--only", "ops", "--bisect-run", *BRIEF),
         ("targets", ENGINE, "--json", "listed.json"),

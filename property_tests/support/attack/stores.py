@@ -14,8 +14,7 @@ from property_tests.support.attack.damage import HOSTILE_TEXT, JSON_SHAPES, NUMB
 from property_tests.support.attack.folder import Folder
 from property_tests.support.attack.replays import FIXTURES
 from property_tests.support.attack.runner import Attack
-from specsim.engine.marks import INTERLEAVINGS
-from specsim.fuzz.batches import BatchPlan, family_weights, lots_of
+from specsim.fuzz.batches import BatchPlan, lots_of
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult, RunFinding
 
@@ -34,18 +33,18 @@ BRIEF = ("--budget-seconds", "3", "--jobs", "1", "--hang-seconds", "10")
 @functools.cache
 def whole() -> bytes:
     """A store with two batches, a finding and its replay file."""
-    replay = (FIXTURES / "session-tail-leak.json").read_text()
+    replay = (FIXTURES / "slots-freed-under-a-running-request.json").read_text()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, STORE)
         with Store.open(path, campaign=7) as store:
-            plan = BatchPlan(7, lots_of({"model": ["accounting"]}), family_weights(()))
+            plan = BatchPlan(7, lots_of({"model": ["scheduler"]}))
             store.set_meta(campaign="7", plan=plan.to_json())
             for number in range(2):
-                batch = Batch(7, 0, number, number * 10, 10, "model", "accounting", "any")
+                batch = Batch(7, 0, number, number * 10, 10, "model", "scheduler")
                 found = RunFinding(
-                    signature="accounting:I54:leak:session match",
-                    tier="accounting",
-                    rule="I54",
+                    signature="scheduler:I05:read",
+                    tier="scheduler",
+                    rule="I05",
                     title="a title",
                     severity="leak",
                     reach="default",
@@ -56,7 +55,7 @@ def whole() -> bytes:
                     size=(4, 2),
                     cpu_seconds=0.5,
                 )
-                features = {f"mark:{[*INTERLEAVINGS][number]}": 3, "pair:running 1 False finish finished": 2}
+                features = {f"ops:gather_rows {number}": 3, "ops:get_last_loc kernel": 2}
                 store.add(
                     BatchResult(
                         batch=batch,

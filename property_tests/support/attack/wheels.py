@@ -58,7 +58,7 @@ def attack(random_: random.Random, folder: Folder) -> Attack:
             wheel, target = folder.cache / "packages" / f"{index}-{VERSION}.zip", f"{package}=={VERSION}"
     wheel.parent.mkdir(parents=True, exist_ok=True)
     wheel.write_bytes(content)
-    tier = random_.choice(("ops", "ops", "accounting", "workers")) if target.startswith("sglang") else "ops"
+    tier = random_.choice(("ops", "ops", "workers")) if target.startswith("sglang") else "ops"
     commands = (
         ("check", target, "--only", tier, *BRIEF),
         ("check", target, "--only", tier, "--bisect-run", *BRIEF),

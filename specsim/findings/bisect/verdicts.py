@@ -91,18 +91,12 @@ def _skipped(why: str) -> RevisionVerdict:
 
 
 class FileQuestion:
-    """Whether a revision shows the finding of a replay file.
+    """Whether a revision shows the finding of a replay file."""
 
-    The tape of a schedule must stand everywhere for what it stands for on the first bad revision, which may not be what
-    it stood for when the file was written: the simulator may have changed since. With `as_written` it must stand for
-    that.
-    """
-
-    def __init__(self, file: Path, limits: AskLimits, *, as_written: bool = False) -> None:
+    def __init__(self, file: Path, limits: AskLimits) -> None:
         self._file = file
         self._limits = limits
         self._stored = replay_file.load(file)
-        self._meaning: Any = self._stored.meaning if as_written else None
         self.text = f"{self._stored.signature} of {file}"
 
     def check(self, target: str, ask: Ask, hash_seed: str) -> RevisionVerdict:
@@ -114,21 +108,12 @@ class FileQuestion:
         except UsageError as error:
             return _skipped(error.problem.removeprefix(f"{self._file} was made for {stored.target}: "))
         if outcome.state is tier.State.SHOWN:
-            self._meaning = self._meaning or outcome.meaning
             return RevisionVerdict(BisectState.BAD, outcome.what, outcome.code, outcome.blamed)
         why = f"{tier.label_of(TIERS[stored.tier].rules, stored.rule)} holds"
         if outcome.state is tier.State.NOT_RUN:
             return _skipped(outcome.reason)
         if outcome.before:
             return _skipped(outcome.before)
-        if outcome.meaning is None:
-            if outcome.state is tier.State.NO_LONGER_APPLIES:
-                return _skipped(outcome.reason.replace("its tape", "the tape"))
-        elif self._meaning is None:
-            if outcome.meaning != stored.meaning:
-                why += ", but the tape stands for another configuration or workload now than when it was found"
-        elif outcome.meaning != self._meaning:
-            return _skipped("the tape stands for another configuration or workload there")
         return RevisionVerdict(BisectState.GOOD, why, outcome.code, outcome.blamed)
 
     def replay(self, target: str, ask: Ask) -> Path:

@@ -1,9 +1,9 @@
 """Pages: a finding as one HTML file that needs nothing else, and an index of a run's findings.
 
-What a page shows lies in it as JSON, `<script type="application/json" id="payload">`, format specsim.page/1:
+What a page shows lies in it as JSON, `<script type="application/json" id="payload">`, format specsim.page/2:
 
-    format, kind         "specsim.page/1"; "schedule", "case" (of an operation), "probe" (of a worker's function) or
-                         "streams" (of a release's scheduler)
+    format, kind         "specsim.page/2"; "case" (of an operation), "streams" (of a scheduler) or "probe" (of a
+                         scheduler, where its operations were not recorded)
     finding              rule, rule_label, sentence, severity, title, target, found_on, signature, where, part, who,
                          expected, actual, verdict: texts, "" for none; `rule_label` has the rule's name and number
     command              what replays it
@@ -13,19 +13,7 @@ What a page shows lies in it as JSON, `<script type="application/json" id="paylo
                          `line`; added on the machine that has the target
     violations           [{event, rule, rule_label, sentence, part, where, who, expected, actual}, ...]
 
-A schedule also has
-
-    agents, requests     names, in the order of their lanes
-    events               [{number, agent, event, who, details, line, touches, launch}, ...]; `line` is that of the trace
-    links                [{from, to, kind}, ...] between events: "run" from a launch to its work, "result" from the work
-                         to where the host takes it, "stale" where it comes too late, "silent" where no event says so
-    order                [{event, text}, ...], the pair whose order matters; event null for one that the log lacks
-    changes              for each event what it changed of the state (`specsim.tiers.states`)
-    trees                event -> draft trees of that verification
-    launches             name -> {kind, requests}
-    pool_slots, page_size, row_width, rows
-
-and a case has `tensors`, [{name, role, shape, indices, first, values, expected, defined, differs, count, note}, ...]:
+A case has `tensors`, [{name, role, shape, indices, first, values, expected, defined, differs, count, note}, ...]:
 rows, by their leading `indices`, and columns from `first` on, of a window that holds the first difference; `role` is
 "input", "output" or "expected" (of an implementation that raised), `count` how many elements differ in all.
 
@@ -41,9 +29,14 @@ A page of streams has what the host, the streams and the requests do over `colum
     requests             [{rid, text, from, to, end, abort, passes, wrong}, ...]: columns of its arrival, its end and
                          the abort that its user sent (-1 for none), why it ended ("" for not), [{at, kind}, ...]
 
-    play                 what a schedule has, for going through its events, or null; each event also has the `column`
-                         at which its iteration begins, and `wrong`, null or {kind, name, who}, is the "request" field
-                         or the "list" that the finding is about
+    play                 for going through its events, or null:
+
+        agents, requests     names, in the order of their lanes
+        events               [{number, agent, event, who, details, line, touches, column}, ...]; `line` is that of the
+                             trace, `column` where its iteration begins
+        changes              for each event what it changed of the state (`specsim.tiers.states`)
+        pool_slots, page_size, rows
+        wrong                null or {kind, name, who}, the "request" field or the "list" that the finding is about
 
 Texts are as a reader may see them: control characters, invisible ones and halves of surrogate pairs are spelled out,
 integers that JavaScript would round and floats that JSON lacks are texts.

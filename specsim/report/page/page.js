@@ -32,8 +32,8 @@
   });
   const track = byId("track"), aim = byId("access1") || byId("access2") || byId("wrong");
   if (track && aim) track.scrollLeft = aim.getBBox().x + Math.min(aim.getBBox().width, track.clientWidth) / 2 - track.clientWidth / 2;
-  const S = P.play || P; // what a schedule has to go through its events
-  if (!S.events || !S.events.length) return;
+  const S = P.play; // what a schedule has to go through its events
+  if (!S || !S.events.length) return;
 
   // States: what each event changed, applied to a copy of every 64th state.
 
@@ -116,7 +116,6 @@
   const broken = new Map();
   for (const violation of P.violations) broken.set(violation.event, [...(broken.get(violation.event) || []), violation]);
   const goal = P.violations.length ? P.violations.find((v) => v.rule === P.finding.rule) || P.violations[0] : null;
-  const paired = new Set(S.order.map((item) => item.event).filter((event) => event !== null));
   let now = -1;
   let timer = 0;
   let drawTimeline = null;
@@ -150,15 +149,13 @@
   const brokenHere = h("div", { class: "changes" });
   const changes = h("ul", { class: "changes" });
   const eventList = h("ol", { class: "events", "aria-label": "Events" },
-    ...S.events.map((event) => h("li", { class: (broken.has(event.number) ? "bad" : "") + (paired.has(event.number) ? " paired" : "") },
+    ...S.events.map((event) => h("li", { class: (broken.has(event.number) ? "bad" : "") },
       h("button", { type: "button", text: event.line, onclick: () => select(event.number) }))));
   const slotGrid = h("div", { class: "grid", role: "group", "aria-label": "KV slots" });
   const slotSaid = h("p", { class: "said", id: "slot-said" });
   const slotNote = h("p", { class: "note" });
   const rulers = h("div");
   const fields = h("table", { class: "fields" });
-  const trees = h("div", { class: "trees" });
-  const treePanel = panel("Draft trees", "wide", trees);
   const lists = h("dl", { class: "pairs" });
   const hasMany = S.requests.length > 3;
   const queues = panel("Queues and free lists", hasMany ? "late" : "", lists);
@@ -176,8 +173,7 @@
         panel("KV slots", "wide", legend(), slotGrid, slotSaid, slotNote),
         panel("Rows of req_to_token", "wide", rulers),
         panel("Requests", hasMany ? "wide" : "", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Request fields" }, fields)),
-        hasMany ? null : queues,
-        Object.keys(S.trees).length ? treePanel : null)));
+        hasMany ? null : queues)));
   player.hidden = false;
 
   function keyHelp() {
@@ -340,80 +336,6 @@
     }));
   }
 
-  // Draft trees
-
-  function treeOf(tree) {
-    const nodes = tree.parents.length, taken = new Set(tree.path), depth = [], children = tree.parents.map(() => []);
-    tree.parents.forEach((parent, node) => {
-      depth[node] = parent < 0 ? 0 : depth[parent] + 1;
-      if (parent >= 0) children[parent].push(node);
-    });
-    const y = [], X = 96, Y = 46;
-    let row = 0;
-    const place = (node) => { // the first child goes straight on
-      const below = children[node];
-      if (!below.length) return (y[node] = row++);
-      below.forEach(place);
-      return (y[node] = y[below[0]]);
-    };
-    place(0);
-    const end = tree.path[tree.path.length - 1];
-    const at = (node) => [20 + depth[node] * X, 20 + y[node] * Y];
-    const width = 20 + (Math.max(...depth, depth[end] + 1) + 1) * X - 40;
-    const bonusRow = children[end].length ? row++ : y[end]; // where no draft stands
-    const height = Math.max(row * Y, nodes * 11 + 24);
-    const parts = [];
-    const edge = (x1, y1, x2, y2, kind) =>
-      parts.push(s("path", { class: `edge ${kind}`, d: `M${x1 + 13} ${y1}C${x1 + 50} ${y1} ${x2 - 50} ${y2} ${x2 - 13} ${y2}` }));
-    tree.parents.forEach((parent, node) => parent >= 0 && edge(...at(parent), ...at(node), taken.has(node) ? "taken" : ""));
-    const [ex, ey] = at(end);
-    const bonusY = 20 + bonusRow * Y;
-    edge(ex, ey, ex + X, bonusY, "taken");
-    for (let node = 0; node < nodes; node++) {
-      const [x, yy] = at(node);
-      parts.push(s("circle", { class: `node ${taken.has(node) ? "taken" : ""}`, cx: x, cy: yy, r: 13 }),
-        s("text", { class: "inside", x, y: yy + 4, text: node }),
-        s("text", { class: "soft", x: x - 13, y: yy + 25, text: short(String(tree.tokens[node]), 9) }));
-    }
-    parts.push(s("circle", { class: "node bonus", cx: ex + X, cy: bonusY, r: 13 }), s("text", { class: "inside", x: ex + X, y: bonusY + 4, text: "+" }),
-      s("text", { class: "soft", x: ex + X - 13, y: bonusY + 25, text: short(String(tree.bonus), 9) }));
-    const left = width + 36;
-    parts.push(s("text", { class: "soft", x: left, y: 12, text: "mask" }));
-    tree.masks.forEach((mask, node) => {
-      parts.push(s("text", { class: "soft", x: left - 18, y: 26 + node * 11, text: node }));
-      [...mask].forEach((bit, other) =>
-        parts.push(s("rect", { class: "bit" + (bit === "1" ? " on" : ""), x: left + other * 11, y: 18 + node * 11, width: 9, height: 9, rx: 1.5 })));
-      if (tree.reads_prefix[node] !== tree.start)
-        parts.push(s("text", { class: "soft", x: left + nodes * 11 + 4, y: 26 + node * 11, text: `reads ${tree.reads_prefix[node]} of the prefix` }));
-    });
-    const title = `${tree.rid}: ${tree.path.length - 1} of ${nodes - 1} drafts accepted, from position ${tree.start}`;
-    const whole = left + nodes * 11 + 24;
-    const head = ["node", "parent", "token", "target says", "position", "slot", "accepted"];
-    const rows = tree.parents.map((parent, node) => [node, parent < 0 ? "root" : parent, tree.tokens[node], tree.targets[node],
-      tree.positions[node], tree.slots[node] === undefined ? "none" : tree.slots[node], taken.has(node) ? "yes" : ""]);
-    return h("div", { class: "tree" }, h("h3", { text: title }),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title },
-        s("svg", { width: whole, height: height + 14, viewBox: `0 0 ${whole} ${height + 14}`, role: "img",
-          "aria-label": `accepted path ${tree.path.join(", ")}, bonus token ${tree.bonus}` }, ...parts)),
-      h("details", null, h("summary", { class: "note", text: "As a table" }),
-        h("div", { class: "scroll" }, h("table", { class: "fields" },
-          h("thead", null, h("tr", null, ...head.map((text) => h("th", { scope: "col", text })))),
-          h("tbody", null, ...rows.map((cells) => h("tr", null, ...cells.map((text) => h("td", { text })))))))));
-  }
-
-  const treeEvents = Object.keys(S.trees).map(Number).sort((a, b) => a - b);
-  let treesOf = -2;
-
-  function drawTrees() {
-    let found = -1;
-    for (const event of treeEvents) if (event <= now) found = event;
-    if (found === treesOf) return;
-    treesOf = found;
-    const heading = treePanel.querySelector("h2");
-    heading.textContent = found < 0 ? "Draft trees" : `Draft trees of ${S.events[found].who || S.events[found].launch}, event ${found}`;
-    trees.replaceChildren(...(found < 0 ? [h("p", { class: "note", text: "No verification so far." })] : S.trees[found].map(treeOf)));
-  }
-
   // What an event changed, in words
 
   function drawChanges(was, is) {
@@ -447,7 +369,6 @@
     for (const [name, value] of Object.entries(news.lists || {}))
       if (!["free list", "freed in the open group", "free rows"].includes(name) && queues.size)
         lines.push([name, `${shown(queues.get(name))} \u2192 ${shown(value)}`]);
-    for (const tree of S.trees[now] || []) lines.push([tree.rid, `${tree.path.length - 1} of ${tree.parents.length - 1} drafts accepted`]);
     changes.replaceChildren(...lines.map(([what, text]) => h("li", null, h("b", { text: what }), " ", h("code", { text }))));
     if (!lines.length) changes.append(h("li", { text: "Nothing of what is shown here." }));
     const violations = broken.get(now) || [];
@@ -464,7 +385,6 @@
       ...lanes.map((name, i) => h("li", { class: i < S.agents.length ? "agent" : colour(name), title: name, text: name })));
     const svg = s("svg", { "aria-hidden": "true" });
     const track = h("div", { class: "track" }, svg);
-    const BRIEF = { prefill: "pf", resolve: "rs", retract: "rt", plan: "pl", penalize: "pn" };
     const AGENT = 50, LANE = 34, TOP = 40, agents = S.agents.length;
     const height = TOP + agents * AGENT + S.requests.length * LANE + 6;
     const extent = h("div", { class: "extent" });
@@ -488,16 +408,6 @@
       return found;
     });
 
-    function arrow(link, from) {
-      const a = S.events[link.from], b = S.events[link.to];
-      const x1 = x(link.from) + 8 - from, x2 = x(link.to) - (link.kind === "silent" ? -HALF + 4 : 8) - from;
-      const ya = y(laneOf(a)), yb = link.kind === "silent" ? y(0) : y(laneOf(b));
-      const down = yb > ya, y1 = ya + (down ? 12 : -12), y2 = yb + (down ? -13 : link.kind === "silent" ? 4 : 13);
-      const bend = Math.max(14, Math.abs(y2 - y1) * 0.6) * (down ? 1 : -1), tip = down ? -6 : 6;
-      return [s("path", { class: `link ${link.kind}`, d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2 + tip}` }),
-        s("path", { class: `tip ${link.kind}`, d: `M${x2} ${y2}l-4 ${tip * 1.2}h8z` })];
-    }
-
     function draw() {
       measure();
       const from = track.scrollLeft, width = track.clientWidth;
@@ -518,22 +428,15 @@
             parts.push(s("line", { class: `life ${state} ${colour(S.requests[i])}`, x1: x(a) - from, x2: (b > last ? x(last) : x(b)) - from,
               y1: y(S.agents.length + i), y2: y(S.agents.length + i) }));
       });
-      for (const link of S.links) if (isIn(link.from, link.to)) parts.push(...arrow(link, from));
       for (let n = first; n <= end; n++) {
         const event = S.events[n], lane = laneOf(event);
         for (const rid of event.touches)
           parts.push(s("circle", { class: `dot ${colour(rid)}`, cx: x(n) - from, cy: y(S.agents.length + S.requests.indexOf(rid)), r: COL > 40 ? 6 : 4 }));
-        const kind = broken.has(n) ? "violation" : paired.has(n) ? "paired" : "";
-        const label = COL > 40 ? short(`${event.event} ${event.who}`.trim(), Math.floor(COL / 6.5)) : BRIEF[event.event] || event.event.slice(0, 2);
+        const kind = broken.has(n) ? "violation" : "";
+        const label = COL > 40 ? short(`${event.event} ${event.who}`.trim(), Math.floor(COL / 6.5)) : event.event.slice(0, 2);
         parts.push(s("rect", { class: `pill ${kind}${n === now ? " now" : ""}`, x: n * COL + 2 - from, y: y(lane) - 12, width: COL - 4, height: 24, rx: 6 },
           s("title", { text: event.line.trim() })),
           s("text", { "text-anchor": "middle", x: x(n) - from, y: y(lane) + 4, text: label }));
-      }
-      const ends = S.order.map((item) => item.event);
-      if (ends.length === 2 && ends.every((event) => event !== null) && isIn(Math.min(...ends), Math.max(...ends))) {
-        const [a, b] = ends.map((event) => x(event) - from), middle = Math.min(Math.max((a + b) / 2, 70), width - 70);
-        parts.push(s("path", { class: "bridge", d: `M${a} 24V8H${b}V24` }), s("rect", { class: "column", x: middle - 44, y: 0, width: 88, height: 16 }),
-          s("text", { class: "pair", "text-anchor": "middle", x: middle, y: 20, text: Math.abs(a - b) > 90 ? "order matters" : "order" }));
       }
       svg.replaceChildren(...parts);
     }
@@ -581,7 +484,6 @@
     drawRows(was, is);
     drawRequests(was, is);
     drawLists(was, is);
-    drawTrees();
     drawChanges(was, is);
     drawTimeline();
     if (track && S.events[now].column >= 0) track.scrollLeft = S.events[now].column * 116 - track.clientWidth / 3;

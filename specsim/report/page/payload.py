@@ -11,7 +11,7 @@ from specsim.replay_file import Replay
 from specsim.report.page.plain import plain
 from specsim.tiers.registry import TIERS, rule_label
 
-FORMAT = "specsim.page/1"
+FORMAT = "specsim.page/2"
 _TEXTS = ("sentence", "where", "part", "who", "expected", "actual")
 
 Payload = dict[str, Any]

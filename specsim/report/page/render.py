@@ -21,7 +21,7 @@ from specsim.report.page.plain import in_html
 from specsim.report.page.source import coloured
 from specsim.report.page.tensors import shade
 
-_STARTS = {"schedule": "transport", "streams": "lanes"}
+_STARTS = {"streams": "lanes"}
 _ROLES = ("output", "expected", "input")
 
 
@@ -57,7 +57,7 @@ def html_of(payload: Mapping[str, Any]) -> str:
     """The page of a finding."""
     finding, kind = payload["finding"], payload["kind"]
     lanes = Markup(lanes_of(payload)) if kind == "streams" else ""
-    page = {"order": [], "events": [], "tensors": [], "play": None, **payload}
+    page = {"tensors": [], "play": None, **payload}
     body = rendered("finding.html", page=page, start=_STARTS.get(kind, "about"), lanes=lanes)
     return document(f"{finding['rule_label']} on {finding['target']}", kind, body, payload)
 

@@ -36,8 +36,6 @@ class OpsTier:
     budget_share = 0.5
     batch_count = 100
     batch_weight = 1
-    has_single_runs = False
-    draws_alike = False
     has_device = True
     imports_target = False
     resumes_skipped = True
@@ -54,9 +52,6 @@ class OpsTier:
     )
 
     def is_of(self, target: Target) -> bool:
-        return True
-
-    def has_batches(self, target: Target) -> bool:
         return True
 
     @property

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 RACE = StreamRace.rule.id
 SUBJECT = "schedules"
 IMPORT = "the import of its scheduler"
-REFERENCE_ENGINE = "specsim.engines.reference:engine"
 ATTEMPTS = 240  # at a smaller schedule of each finding; `specsim shrink` takes more
 SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 OF_THE_DEVICE = frozenset(["device policy", "slow stream", "advance", "steps", "pause"])
@@ -209,7 +208,7 @@ def load_target(request: Request) -> SchedulerTarget | NotRun:
     target, defect = parse_target(request.target), request.mutant
     if isinstance(target, ModelTarget) and defect:
         apply(find(defect))
-        target, defect = parse_target(REFERENCE_ENGINE), ""
+        defect = ""
     return load_scheduler(target, Cache(Path(request.cache)), defect, root, request.lines)
 
 

@@ -105,10 +105,6 @@ def play_of(
         "requests": [turn["rid"] for turn in turns if turn["rid"] in recording["lives"]],
         "events": list(_events(turns, recording["lives"], [steps[at] for at in marks[:-1]], columns)),
         "changes": changes,
-        "links": [],
-        "order": [],
-        "trees": {},
-        "launches": {},
         "pool_slots": pool["slots"],
         "page_size": pool["page_size"],
         "rows": pool["rows"],
@@ -142,7 +138,6 @@ def _events(
             "details": details,
             "line": f"{number:4}  {kind:9}  {who}  {details}".rstrip(),
             "touches": touches,
-            "launch": "",
             "column": columns.get(iteration, 0),
         }
 

@@ -28,8 +28,6 @@ class SchedulerTier:
     budget_share = 0.3
     batch_count = 200
     batch_weight = 5
-    has_single_runs = False
-    draws_alike = True
     has_device = False
     imports_target = True
     resumes_skipped = False
@@ -42,14 +40,9 @@ class SchedulerTier:
 
     def is_of(self, target: Target) -> bool:
         from specsim.engines.registry import ENGINES
-        from specsim.engines.target import Checkout, PythonTarget, Release
+        from specsim.engines.target import Checkout, Release
 
-        if isinstance(target, Release | Checkout):
-            return self.name in ENGINES[target.engine].subjects
-        return isinstance(target, PythonTarget)
-
-    def has_batches(self, target: Target) -> bool:
-        return self.is_of(target)
+        return not isinstance(target, Release | Checkout) or self.name in ENGINES[target.engine].subjects
 
     @property
     def rules(self) -> Mapping[str, Rule]:
