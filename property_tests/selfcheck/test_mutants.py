@@ -46,8 +46,6 @@ WITHOUT_MUTANTS = {
     "Engine.owners.owned": "checks and changes nothing",
     **dict.fromkeys(("Model.vocab_size", "Model.kv", "Model.state", "Model.logits", "Model.drafts"), "of a protocol"),
     "RanksOf.__call__": "of a protocol",
-    "Engine._window_pages_to_come": "schedules have found no mutant of it yet",
-    "Engine.available_window": "schedules have found no mutant of it yet",
 }
 """Functions of the engine that no mutant changes, and why."""
 
