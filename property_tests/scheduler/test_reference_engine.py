@@ -9,7 +9,7 @@ import pytest
 
 from specsim.choices.chooser import seeded
 from specsim.engines.reference import ReferenceEngine, engine, on_kernels
-from specsim.reference.engine import Device, Engine
+from specsim.reference.engine import Device, Engine, Launch
 from specsim.rules.table import CHECKS
 from specsim.world.schedule import Record, run_schedule
 
@@ -57,6 +57,22 @@ def test_the_launch_that_reads_kv_of_other_tokens_is_blamed(monkeypatch: pytest.
     read = [violation for violation in found.violations if violation.rule == "D1"]
     assert read
     assert all(violation.at for violation in read)
+
+
+def test_a_length_beyond_the_tokens_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Engine._take_results
+
+    def counted_twice(self: Engine, launch: Launch) -> None:
+        for request, tokens in zip(launch.requests, launch.tokens, strict=True):
+            request.length += len(tokens) * (request.row >= 0)
+        take(self, launch)
+
+    monkeypatch.setattr(Engine, "_take_results", counted_twice)
+    recorded = schedule(0, 0, records=True)
+    owners = [
+        (rid, owner, state[f"request {rid}"]) for state in recorded.states for rid, owner in state["owners"].items()
+    ]
+    assert any(owner[1] > len(one["prompt"]) + len(one["outputs"]) for _rid, owner, one in owners)
 
 
 def test_an_error_of_the_engine_is_shown_by_its_own_lines() -> None:

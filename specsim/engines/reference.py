@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -319,6 +318,8 @@ def of_kernels() -> Operations:
 
 
 class ReferenceScheduler(OwnScheduler):
+    file = str(ENGINE_FILE)
+
     def __init__(self, setup: Setup, operations: Operations | None = None) -> None:
         self.setup, self.facts, self.seen = setup, FACTS, Seen()
         config = Config(
@@ -530,13 +531,6 @@ class ReferenceScheduler(OwnScheduler):
             **windows,
         )
 
-    def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
-        """Of the engine."""
-        frames = traceback.extract_tb(error.__traceback__)
-        return [
-            (frame.name, f"{ENGINE_FILE.name}:{frame.lineno}") for frame in frames if frame.filename == str(ENGINE_FILE)
-        ]
-
     def _state(self, launching: Collection[str]) -> dict[str, dict[str, Any]]:
         """As a page shows it: the sections of `specsim.tiers.states`. The host counts what it is about to launch."""
         engine, found = self.engine, dict[str, dict[str, Any]](slots={}, cells={}, owners={})
@@ -595,7 +589,7 @@ class ReferenceScheduler(OwnScheduler):
         for at, (slot, content) in enumerate(zip(slots, held, strict=True)):
             found["cells"][f"{holder.row},{at}"] = slot
             by = "tree" if at < holder.shared else owner
-            wanted = names.get(chain[at], "") if at < due else ""
+            wanted = names.get(chain[at], "") if at < min(due, len(chain)) else ""
             found["slots"][str(slot)] = [by, at, content_name(names, content), wanted]
 
     def content_of(self, tokens: Sequence[int]) -> int:

@@ -38,6 +38,8 @@ class OwnScheduler(ABC):
 
     facts: Facts
     seen: Seen
+    file: str = ""
+    """Whose lines a traceback shows; "" for the file that has this class."""
 
     @abstractmethod
     def generate(self, turn: Turn) -> Any: ...
@@ -114,8 +116,8 @@ class OwnScheduler(ABC):
         return ""
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
-        """Of the file that has this class."""
-        file = inspect.getfile(type(self))
+        """Of `file`."""
+        file = self.file or inspect.getfile(type(self))
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         return [(frame.name, f"{Path(file).name}:{frame.lineno}") for frame in frames]
 
