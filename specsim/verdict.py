@@ -192,7 +192,7 @@ def finding_from_json(data: Mapping[str, Any]) -> Finding:
     """The finding of its JSON form."""
     changed = {"severity": Severity(data["severity"]), "details": tuple(data["details"])}
     changed |= {name: tuple(data.get(name, ())) for name in ("arguments", "changed")}
-    return Finding(**{name: value for name, value in {**data, **changed}.items() if name != "order"})
+    return Finding(**{**data, **changed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,6 @@ class Verdict:
                 {
                     **asdict(finding),
                     "details": list(finding.details),
-                    "order": None,  # of the format, and of no tier any more
                     "arguments": list(finding.arguments),
                     "changed": list(finding.changed),
                 }

@@ -115,7 +115,6 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "replay",
         "count",
         "details",
-        "order",
         "triage",
         "changed",
         "op",
