@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from property_tests.support.replay_fixtures import EXPECT, FILES
+from specsim import replay_file
 from specsim.choices.chooser import seeded
 from specsim.engines.reference import ReferenceEngine, engine, on_kernels
 from specsim.reference.engine import Device, Engine, Launch
+from specsim.replay_file import SchedulerReplay
 from specsim.rules.table import CHECKS
+from specsim.world.case import ScheduleCase
 from specsim.world.schedule import Record, run_schedule
 
 ROWS = range(len(engine.setups))
+OF_MUTANTS = [file for file in FILES if "model" in EXPECT[file.stem]]
 
 
 def schedule(row: int, index: int, target: ReferenceEngine = engine, *, records: bool = False) -> Record:
@@ -31,6 +36,19 @@ def test_schedules_find_nothing(row: int) -> None:
 @pytest.mark.parametrize("row", ROWS[::3], ids=lambda row: engine.setups[row].name)
 def test_kernels_in_the_place_of_its_operations_make_no_difference(row: int) -> None:
     assert schedule(row, 0, on_kernels).digest == schedule(row, 0).digest
+
+
+@pytest.mark.parametrize("file", OF_MUTANTS, ids=lambda file: file.stem)
+def test_what_a_mutant_shows_is_not_there_without_it(file: Path) -> None:
+    """That it shows with the mutant is what `make stale` holds."""
+    stored = replay_file.load(file)
+    assert isinstance(stored, SchedulerReplay)
+    assert stored.mutant
+    assert EXPECT[file.stem] == {"model": {"shows": False}}
+    case = ScheduleCase(stored.setup, stored.workload, stored.choices)
+    setup = case.started_by()
+    record = run_schedule(engine.start(setup), setup, CHECKS, case.chooser(), workload=case.users())
+    assert record.violations == ()
 
 
 def test_a_schedule_is_the_same_twice() -> None:

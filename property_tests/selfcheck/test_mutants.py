@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.command_line import specsim
+from property_tests.support.known_releases import RELEASES
 from specsim.errors import UsageError
 from specsim.rules.process import HostException
 from specsim.rules.table import BY_ID
@@ -38,6 +39,7 @@ from specsim.selfcheck.page import page
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 SOURCE = (ROOT / "reference" / "engine.py").read_text(encoding="utf-8")
 IDS = [mutant.id for mutant in CATALOGUE]
 
@@ -254,6 +256,30 @@ def test_the_canary_is_of_the_bugs_that_the_project_began_with_and_of_every_clas
     chosen = sample()
     assert {bug_of(mutant) for mutant in chosen} >= set(SEED_BUGS)
     assert {mutant.id[0] for mutant in chosen} == {mutant.id[0] for mutant in CATALOGUE} <= set(CLASSES)
+
+
+def test_the_page_of_the_design_says_where_the_first_bugs_are() -> None:
+    """Its mutants are those of bugs that name the pull request, and its replay files are of its releases or of them."""
+    (table,) = re.findall(r"\| pull request .*?\n\n", DESIGN, re.DOTALL)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:] if line]
+    shown_by = {mutant.id: set[str]() for mutant in CATALOGUE}
+    for pull_request, _, mutants, releases, files in rows:
+        numbers = {f"sgl-project/sglang#{number}" for number in re.findall(r"#(\d+)", pull_request)}
+        named = set(mutants.split(", ")) & set(IDS)
+        assert all(numbers & set(find(mutant).references) for mutant in named), pull_request
+        spans = set[str]()
+        for name in files.split(", "):
+            stored = json.loads((ROOT / "fixtures" / "replays" / f"{name}.json").read_text())
+            if stored.get("mutant"):
+                shown_by[stored["mutant"]].add(name)
+                assert stored["mutant"] in named
+                continue
+            told = {release: stored["expect"].get(f"sglang=={release}", {}) for release in RELEASES}
+            has = [release for release, one in told.items() if one.get("shows") or one.get("rules")]
+            spans.add(" to ".join(dict.fromkeys((has[0], has[-1]))))
+        assert spans == {releases.partition(",")[0]}, pull_request
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    assert all(shown_by[mutant] for mutant in ("A01", "A02-finished", "A02-retracted", "D02"))
 
 
 # They are what they say
