@@ -334,3 +334,4 @@ def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) 
     assert (ended.returncode, "1 new finding, 0 known from model" in ended.stdout) == (1, True), ended.stderr
     assert "::error title=slots-at-rest (I66)" in ended.stdout
     (found,) = json.loads((tmp_path / "v.json").read_text())["findings"]
+    assert found["signature"] == "scheduler:I66:slots:lost"

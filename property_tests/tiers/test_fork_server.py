@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from property_tests.support.known_releases import FEW
+from specsim import replay_file
+from specsim.engines.target import Target
 from specsim.errors import UsageError
+from specsim.isolation.conversation import envelope
 from specsim.isolation.fork_server import ForkServer
+from specsim.isolation.questions import Question, Questions
+from specsim.lifting.cache import open_cache
+from specsim.tiers.fork_server_child import TargetHolder
 from specsim.tiers.messages import Alive, At, Replayed, Request, Search
 from specsim.tiers.process import ask, fork_server
+from specsim.tiers.replaying import replay, request_of
+from specsim.tiers.scheduler import loading
+
+REPLAYS = Path(__file__).parents[2] / "fixtures" / "replays"
+OF_A_SCHEDULER: dict[str, Any] = {
+    "tier": "scheduler",
+    "target": "model",
+    "cache": "",
+    "seed": 0,
+    "count": 1,
+    "seconds": 1,
+    "hang_seconds": 0.5,
+}
 
 TARGETS = """
     import os
@@ -114,3 +138,54 @@ def test_who_stops_listening_does_not_hear_the_rest_later(warm: ForkServer, fold
     messages.close()  # type: ignore[attr-defined]
     told = [m for m in warm.ask(question(folder, "right", count=1), 20) if not isinstance(m, Alive)]
     assert [type(message) for message in told] == [At, Replayed]
+
+
+def replayed(child: ForkServer, name: str) -> dict[str, Any]:
+    file = REPLAYS / f"{name}.json"
+    stored = replay_file.load(file)
+    return replay(request_of(stored, stored.target, open_cache(None).folder, 60), file, ask=child.ask)
+
+
+def test_what_is_held_of_one_target_says_nothing_of_the_next(warm: ForkServer) -> None:
+    """Each of these has another mutant in the engine, which is imported once in a process."""
+    for name in ("session-tail-leak", "session-keeps-the-overshoot", "session-tail-leak"):
+        stored = replay_file.load(REPLAYS / f"{name}.json")
+        for _ in range(2):
+            answer = replayed(warm, name)
+            assert answer["digest"] == stored.digest
+            assert stored.signature in [violation["signature"] for violation in answer["violations"]]
+
+
+def test_a_target_is_loaded_once_for_the_questions_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = list[str]()
+
+    def load(target: Target, *_options: object) -> Target:
+        loaded.append(target.text)
+        return target
+
+    monkeypatch.setattr("specsim.engines.load.load_scheduler", load)
+    monkeypatch.setattr(loading, "_held", {})
+    one, other = (Request(**{**OF_A_SCHEDULER, "target": f"sglang=={version}"}) for version in FEW[:2])
+    loading.hold(one)
+    assert loading.load_target(one) is loading.load_target(msgspec.structs.replace(one, seed=3))
+    loading.load_target(other)
+    loading.load_target(msgspec.structs.replace(one, lines={"a.py": [1]}))
+    assert loaded == [one.target, other.target, one.target]
+
+
+@pytest.mark.parametrize("target", ["my_module:engine", "sglang@.", "sglang@.#main"])
+def test_what_may_change_meanwhile_is_not_held(target: str) -> None:
+    assert loading.held_by(Request(**{**OF_A_SCHEDULER, "target": target})) == ""
+
+
+@pytest.mark.parametrize("ends", [lambda _: os._exit(3), lambda _: time.sleep(60), lambda _: 1 / 0])
+def test_a_holder_that_cannot_load_its_target_answers_nothing(
+    ends: Callable[[Request], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "hold", ends)
+    ours, theirs = os.pipe(), socket.socketpair()
+    with open(ours[0]), open(ours[1], "w"), theirs[1]:
+        question = Question(envelope(Request(**OF_A_SCHEDULER), b"nonce"), ours[1])
+        holder = TargetHolder(question, "held", Questions(theirs[0].detach()))
+        assert holder.answered(question) is None
+        holder.close()

@@ -26,7 +26,7 @@ def ask(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[
     texts would follow it, and it is always the first of HASH_SEEDS.
     """
     request = prepared(request)
-    if (tier := TIERS.get(request.tier)) is not None and tier.imports_target:
+    if (tier := TIERS.get(request.tier)) is not None and tier.loader:
         hash_seed = HASH_SEEDS[0]
     with child("specsim.tiers.child", request, ANSWERS, hash_seed, hang_seconds) as conversation:
         yield from blamed(conversation, request.target)
@@ -44,7 +44,7 @@ def prepared(request: Request) -> Request:
     """
     request = fetch(request)
     tier = TIERS.get(request.tier)  # one that there is not is refused where the request is answered
-    root = _written(request.target, Path(request.cache)) if tier is not None and tier.imports_target else ""
+    root = _written(request.target, Path(request.cache)) if tier is not None and tier.loader else ""
     return msgspec.structs.replace(request, root=root) if root else request
 
 

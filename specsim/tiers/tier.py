@@ -120,7 +120,8 @@ class Tier(Protocol):
     `budget_share`    of a target's time, where each tier has its part
     `batch_count`, `batch_weight`  of campaigns: cases or schedules of a batch, and how often a batch is drawn
     `has_device`      whether its cases run on a device that a user chooses
-    `imports_target`  whether its child imports the target, and so needs its files in a folder
+    `loader`          the module that imports the target in its child, which so needs its files in a folder, "" where
+                      none does: `load_target`; `hold`, for the forks of a process; `held_by`, which names what is held
     `resumes_skipped` whether the next check begins with what this one had no time for
     `end_rules`       the rule that a case breaks which ends its process, and of one that has to be ended
     `preloaded`       the modules that a fork server imports before it forks
@@ -134,7 +135,7 @@ class Tier(Protocol):
     batch_count: int
     batch_weight: int
     has_device: bool
-    imports_target: bool
+    loader: str
     resumes_skipped: bool
     end_rules: tuple[str, str]
     preloaded: tuple[str, ...]

@@ -37,7 +37,7 @@ class OpsTier:
     batch_count = 100
     batch_weight = 1
     has_device = True
-    imports_target = False
+    loader = ""
     resumes_skipped = True
     end_rules = (SURVIVES.id, ENDS.id)
     preloaded: tuple[str, ...] = (

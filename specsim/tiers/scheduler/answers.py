@@ -22,6 +22,7 @@ from specsim.rules.device import StreamRace
 from specsim.rules.process import HostException, violation_of_end
 from specsim.rules.table import BY_ID, CHECKS, depth_of
 from specsim.tiers.messages import At, CheckWork, Differs, End, FailureWork, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.scheduler.loading import load_target
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
@@ -193,23 +194,6 @@ def case_of(schedule: WantedSchedule, outcome: Outcome) -> ScheduleCase | None:
     if isinstance(outcome, Ran):
         return ScheduleCase(outcome.record.settings, outcome.record.workload, outcome.record.choices)
     return outcome.case if isinstance(outcome, EndedSchedule) else None
-
-
-def load_target(request: Request) -> SchedulerTarget | NotRun:
-    """The scheduler of a target, or why it is not run. Imports the release. A mutant of the model is put into the
-    reference engine.
-    """
-    from specsim.engines.load import load_scheduler
-    from specsim.engines.target import ModelTarget, parse_target
-    from specsim.lifting.cache import Cache
-    from specsim.selfcheck.mutation import apply, find
-
-    root = Path(request.root) if request.root else None
-    target, defect = parse_target(request.target), request.mutant
-    if isinstance(target, ModelTarget) and defect:
-        apply(find(defect))
-        defect = ""
-    return load_scheduler(target, Cache(Path(request.cache)), defect, root, request.lines)
 
 
 def check(request: Request, work: CheckWork, messages: Messages) -> None:

@@ -10,7 +10,7 @@ from specsim.contracts.enumeration import Distribution, total_variation
 from specsim.errors import UsageError, described
 from specsim.isolation.messages import Messages
 from specsim.tiers.messages import At, End, Request, Weigh, Weighed
-from specsim.tiers.scheduler.answers import load_target
+from specsim.tiers.scheduler.loading import load_target
 from specsim.verdict import NotRun
 from specsim.world.scheduler import Setup
 

@@ -11,7 +11,8 @@ from specsim import interrupts
 from specsim.choices.exhaustive import following
 from specsim.rules.table import CHECKS
 from specsim.tiers.messages import At, BrokenSchedule, End, ExploredByRuns
-from specsim.tiers.scheduler.answers import SUBJECT, load_target, violations_of
+from specsim.tiers.scheduler.answers import SUBJECT, violations_of
+from specsim.tiers.scheduler.loading import load_target
 from specsim.tiers.scheduler.small_scopes import scope_named
 from specsim.verdict import NotRun
 from specsim.world.case import ScheduleCase

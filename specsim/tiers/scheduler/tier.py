@@ -29,7 +29,7 @@ class SchedulerTier:
     batch_count = 200
     batch_weight = 5
     has_device = False
-    imports_target = True
+    loader = "specsim.tiers.scheduler.loading"
     resumes_skipped = False
     end_rules = (ScheduleCrash.rule.id, ScheduleTimeout.rule.id)
     preloaded: tuple[str, ...] = ()
