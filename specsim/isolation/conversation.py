@@ -78,7 +78,7 @@ class Conversation:
     `kinds` is the union of the messages that may come. `gone()` is the exit status of that process, None while it is
     there; `bell` is a descriptor that becomes readable when it goes, where there is one; `said()` is the last line that
     it printed; `pid` is the process, 0 where it is not known. The limit of a call that runs the target's code is
-    `hang_seconds`.
+    `hang_seconds`. `is_answered` says that the last message came.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Conversation:
         self._hang_seconds = hang_seconds
         self._limit_s = START_SECONDS_MAX
         self._is_loading = True  # whose code runs, as far as was said
-        self._answered = False
+        self.is_answered = False
 
     def __iter__(self) -> Iterator[Any]:
         """Raises UsageError when the child says so, ChildEnded when it does not come to the end of its work."""
         for event in self._events():
             match event:
                 case Stopped():
-                    if not self._answered or event.hung or event.bad:
+                    if not self.is_answered or event.hung or event.bad:
                         raise ChildEnded(event.hung, self._how(event), self._said(), self._is_loading)
                     return
                 case Phase():
@@ -120,11 +120,11 @@ class Conversation:
                 case Error():
                     raise UsageError(event.problem, event.remedy)
                 case Answered():
-                    self._answered = True
+                    self.is_answered = True
                 case _:
                     self._is_loading = self._is_loading and not event.in_progress
                     self._limit_s = self._hang_seconds if event.in_progress else START_SECONDS_MAX
-                    self._answered = event.is_last
+                    self.is_answered = event.is_last
                     yield event
 
     def _how(self, stopped: Stopped) -> str:
@@ -156,7 +156,7 @@ class Conversation:
                     if not chunk:
                         is_open = False
                         selector.unregister(self._pipe)
-                        code = 0 if self._answered and self._bell is None else self._gone()
+                        code = 0 if self.is_answered and self._bell is None else self._gone()
                         break
                     for event in self._taken(chunk):
                         yield event

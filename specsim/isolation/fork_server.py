@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from specsim.isolation import environment, processes
 from specsim.isolation.conversation import START_SECONDS_MAX, ChildQuestion, Conversation, blamed, envelope, tail
 from specsim.isolation.frames import new_nonce
 from specsim.isolation.questions import CODE, put
+
+END_SECONDS = 5.0  # for whoever has answered
 
 
 class ForkServer:
@@ -86,12 +89,17 @@ class ForkServer:
                 os.close(writer)
             limit_s = min(hang_seconds, request.hang_seconds)
             bell = None if codes else self._control.fileno()
-            yield Conversation(reader, nonce, self._kinds, gone, limit_s, lambda: tail(self._stderr), bell)
+            conversation = Conversation(reader, nonce, self._kinds, gone, limit_s, lambda: tail(self._stderr), bell)
+            try:
+                yield conversation
+            finally:
+                if conversation.is_answered and not codes:  # who gave the answer ends by itself
+                    select.select([self._control], [], [], END_SECONDS)
         finally:
-            os.close(reader)
             # Who asked may have heard enough before the end: the next question must not wait for it.
             if gone() is None:
                 self._end()
+            os.close(reader)
 
     def _killed(self) -> int:
         """The exit status of the child that does not answer any more."""
