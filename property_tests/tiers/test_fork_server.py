@@ -173,11 +173,6 @@ def test_a_target_is_loaded_once_for_the_questions_of_a_process(monkeypatch: pyt
     assert loaded == [one.target, other.target, one.target]
 
 
-@pytest.mark.parametrize("target", ["my_module:engine", "sglang@.", "sglang@.#main"])
-def test_what_may_change_meanwhile_is_not_held(target: str) -> None:
-    assert loading.held_by(Request(**{**OF_A_SCHEDULER, "target": target})) == ""
-
-
 @pytest.mark.parametrize("ends", [lambda _: os._exit(3), lambda _: time.sleep(60), lambda _: 1 / 0])
 def test_a_holder_that_cannot_load_its_target_answers_nothing(
     ends: Callable[[Request], Any], monkeypatch: pytest.MonkeyPatch

@@ -227,25 +227,27 @@ def replayed(verdict: Verdict, baseline: Baseline, target: Target, asked: Asked,
     """
     from specsim import replay_file
     from specsim.replay_file import SchedulerReplay
+    from specsim.tiers.process import ask_often
     from specsim.tiers.replaying import outcome_of, replay, request_of
     from specsim.tiers.tier import State
 
     states: dict[str, State] = {}
     parted: dict[str, str] = {}
-    for finding in verdict.findings if not verdict.interrupted else ():
-        if finding.signature in baseline.known or not finding.replay or time.monotonic() > deadline:
-            continue
-        file = Path(finding.replay)
-        try:
-            stored = replay_file.load(file)
-            # The baseline has no mutant of the model.
-            request = request_of(stored, target.text, asked.cache.folder, asked.hang_seconds, as_found=False)
-            answer = replay(request, file, record=True)
-        except UsageError:  # it does not run there
-            continue
-        states[finding.signature] = outcome_of(stored, target.text, answer).state
-        if isinstance(stored, SchedulerReplay) and answer["judged"]:
-            parted[finding.signature] = _where_parted(stored.events, answer["events"], target.text)
+    with ask_often() as ask:
+        for finding in verdict.findings if not verdict.interrupted else ():
+            if finding.signature in baseline.known or not finding.replay or time.monotonic() > deadline:
+                continue
+            file = Path(finding.replay)
+            try:
+                stored = replay_file.load(file)
+                # The baseline has no mutant of the model.
+                request = request_of(stored, target.text, asked.cache.folder, asked.hang_seconds, as_found=False)
+                answer = replay(request, file, ask=ask, record=True)
+            except UsageError:  # it does not run there
+                continue
+            states[finding.signature] = outcome_of(stored, target.text, answer).state
+            if isinstance(stored, SchedulerReplay) and answer["judged"]:
+                parted[finding.signature] = _where_parted(stored.events, answer["events"], target.text)
     return ReplayedOnBaseline(
         frozenset(signature for signature, state in states.items() if state is State.SHOWN),
         frozenset(signature for signature, state in states.items() if state is State.GONE),
@@ -283,25 +285,27 @@ def changed_by(
     """
     from specsim import replay_file
     from specsim.lifting.changes import Function
+    from specsim.tiers.process import ask_often
     from specsim.tiers.registry import TIERS
     from specsim.tiers.replaying import replay, request_of
 
     found: dict[str, tuple[str, ...]] = {}
-    for finding in verdict.findings:
-        if finding.signature not in signatures:
-            continue
-        if TIERS[finding.tier].unit == "cases":  # which run one function
-            found[finding.signature] = changes.around(finding.where)
-            continue
-        if not finding.replay or time.monotonic() > deadline:
-            continue
-        file = Path(finding.replay)
-        try:
-            request = request_of(replay_file.load(file), asked.target.text, asked.cache.folder, asked.hang_seconds)
-            ran = replay(request, file, traces=True).get("ran", ())
-        except UsageError:  # it ended its process
-            continue
-        found[finding.signature] = changes.of(Function(*function) for function in ran)
+    with ask_often() as ask:
+        for finding in verdict.findings:
+            if finding.signature not in signatures:
+                continue
+            if TIERS[finding.tier].unit == "cases":  # which run one function
+                found[finding.signature] = changes.around(finding.where)
+                continue
+            if not finding.replay or time.monotonic() > deadline:
+                continue
+            file = Path(finding.replay)
+            try:
+                request = request_of(replay_file.load(file), asked.target.text, asked.cache.folder, asked.hang_seconds)
+                ran = replay(request, file, ask=ask, traces=True).get("ran", ())
+            except UsageError:  # it ended its process
+                continue
+            found[finding.signature] = changes.of(Function(*function) for function in ran)
     return found
 
 

@@ -2,7 +2,7 @@
 `python -m specsim.tiers.fork_server_child QUESTIONS_FD` (`specsim.isolation.questions`).
 
     this process   has torch, triton and the tiers
-      holder       a fork of it that has imported the release of the last question, too, where its tier imports one
+      holder       a fork of it that has imported the target of the last question, too, where its tier does so
         answer     a fork of the holder, or of this process, for each question
 
 A question costs the lifting and checking alone, and no question sees what another left behind. Messages are those of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,25 @@ def ask(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[
 def fork_server(hash_seed: str) -> ForkServer:
     """A child that has torch, triton and the tiers loaded, and answers each request in a fork of itself."""
     return ForkServer(hash_seed, "specsim.tiers.fork_server_child", ANSWERS, prepared)
+
+
+@contextmanager
+def ask_often() -> Iterator[Ask]:
+    """How many questions are asked. A target that is imported is imported once for those that follow one another about
+    it, and must stay as it is until the end.
+    """
+    with ExitStack() as stack:
+        server: ForkServer | None = None
+
+        def asked(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
+            nonlocal server
+            if not TIERS[request.tier].loader:  # and may run on a GPU, which a fork cannot
+                return ask(request, hang_seconds, hash_seed)
+            if server is None:
+                server = stack.enter_context(closing(fork_server(HASH_SEEDS[0])))
+            return server.ask(request, hang_seconds)
+
+        yield asked
 
 
 def prepared(request: Request) -> Request:
