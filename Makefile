@@ -53,7 +53,7 @@ run: $(READY) ## specsim check, on the built-in engine
 test: $(DEV) ## every test; fetches a few releases once: those of fixtures/releases.txt, and two of vLLM
 	@$(BIN)/specsim targets $(foreach target,$(RELEASES:%=sglang==%) $(VLLM_FEW:%=vllm==%),--fetch $(target)) \
 		|| echo 'make test: not every release is there (see above); the tests that need them are skipped' >&2
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-releases: $(DEV) ## the tests of every known release; fetches them once
 	@$(BIN)/specsim targets $(foreach target,$(ALL_RELEASES:%=sglang==%) $(VLLM_RELEASES:%=vllm==%),--fetch $(target)) \

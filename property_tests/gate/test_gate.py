@@ -141,7 +141,7 @@ def require_named(changed: str, mistake: Mistake) -> None:
 def test_the_gate_of_a_repository_of_vllm_is_the_same(
     mistake: str, vllm_release: str, wheel_cache: Cache, tmp_path: Path
 ) -> None:
-    settings = SETTINGS.replace("schedules = 5", "schedules = 20")
+    settings = SETTINGS.replace("schedules = 5", "schedules = 8")
     made = EngineRepository(tmp_path, fetch_wheel(VLLM, vllm_release, wheel_cache), ".", settings, "vllm")
     gate = BESIDE_A_BRANCH.replace("sglang", "vllm")
     require_clean(made, gate)

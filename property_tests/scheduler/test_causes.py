@@ -15,7 +15,7 @@ from property_tests.support.planted_findings import NEW, OLD, beside
 from specsim.isolation.environment import of_target
 from specsim.lifting.source import SourceTree
 
-SCHEDULES = 12
+SCHEDULES = 6
 DEFECTS = {
     "memory that was freed is freed again": (OLD, "P26", "scheduler:I16:free-list"),
     "a batch is filtered before a verification has written its lengths": (

@@ -52,8 +52,8 @@ def test_a_pipeline_that_waits_for_more_than_is_sent_is_found(vllm_release: str)
 def test_schedules_leave_nothing_behind_for_those_that_come_after_them_whatever_the_hash_seed(
     vllm_release: str, schedules: list[dict[str, Any]]
 ) -> None:
-    alone = shown_by(vllm_release, len(ROWS), "7", engine="vllm", alone=True, worker="release")
-    assert alone["schedules"] == schedules
+    alone = shown_by(vllm_release, len(ROWS) // 2, "7", engine="vllm", alone=True, worker="release")
+    assert alone["schedules"] == schedules[: len(ROWS) // 2]
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: py
 
 
 def stored_by(monkeypatch: pytest.MonkeyPatch, defect: str, signature: str) -> SchedulerReplay:
-    found = found_in(checked(monkeypatch, defect, shrinks=False, hang_seconds=2.0), signature)[-1]
+    found = found_in(checked(monkeypatch, defect, shrinks=False, count=4, hang_seconds=0.5), signature)[-1]
     return SchedulerReplay(**{k: v for k, v in found.replay.items() if k in SchedulerReplay.__slots__})
 
 
@@ -238,7 +238,7 @@ def replayed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: Schedul
     file = replay_file.save_in(tmp_path, stored)
     monkeypatch.setattr(answers, "load_target", lambda _request: ToyTarget(defect))
     messages = _Sent()
-    request = Request(tier="scheduler", target="sglang==0", cache="", seed=0, count=1, seconds=9.0, hang_seconds=2.0)
+    request = Request(tier="scheduler", target="sglang==0", cache="", seed=0, count=1, seconds=9.0, hang_seconds=0.5)
     answers.replay(request, Replay(file=str(file)), messages)  # type: ignore[arg-type]
     return messages[-1].answer
 
