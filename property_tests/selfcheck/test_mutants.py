@@ -46,7 +46,6 @@ IDS = [mutant.id for mutant in CATALOGUE]
 WITHOUT_MUTANTS = {
     "Engine.owners": "checks and changes nothing",
     "Engine.owners.owned": "checks and changes nothing",
-    "Engine._idle_session": "no setup is so short of rows or slots that a session between two turns gives way",
     **dict.fromkeys(("Model.vocab_size", "Model.kv", "Model.state", "Model.logits", "Model.drafts"), "of a protocol"),
     "RanksOf.__call__": "of a protocol",
 }

@@ -85,7 +85,7 @@ FACTS = Facts(
     priorities=(0, 1, 2),
     timeout=0.0,
     leap=0.0,
-    ahead=1,
+    ahead=2,  # admission has slots for a step in flight and the one behind it
     late=2,
     patience=8,
     keeps_last=False,
@@ -109,6 +109,7 @@ SETUPS = (
     Setup(window=16, page_size=4, sessions=True, topk=2, draft_tokens=6, slots=240),
     Setup(window=8, sessions=True, slots=200),
     Setup(page_size=4, reserve=0.1),
+    Setup(sessions=True, rows=2),
 )
 
 
