@@ -19,10 +19,10 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
-from specsim.errors import UsageError
 from specsim.isolation.limits import limit_memory
 from specsim.isolation.messages import Envelope
 from specsim.isolation.processes import end_fork, fork
@@ -44,14 +44,24 @@ def main() -> None:
         for name in tier.preloaded:
             importlib.import_module(name)
     holder: TargetHolder | None = None
-    while (question := questions.take()) is not None:
+
+    def answered(question: Question) -> int:
+        nonlocal holder
         held = _held_by(question)
         if held and (holder is None or holder.held != held):
             if holder is not None:
                 holder.close()
             holder = TargetHolder(question, held, questions)
         code = holder.answered(question) if held and holder is not None else None
-        code = _in_a_fork(question, questions) if code is None else code
+        return _in_a_fork(question, questions) if code is None else code
+
+    _serve(questions, answered)
+
+
+def _serve(questions: Questions, answered: Callable[[Question], int]) -> None:
+    """Take questions as long as there are some. `answered` is the exit status of whoever answers one."""
+    while (question := questions.take()) is not None:
+        code = answered(question)
         os.close(question.pipe)
         questions.done(code)
 
@@ -103,10 +113,7 @@ def _hold_and_serve(question: Question, control: socket.socket) -> None:
         importlib.import_module(TIERS[request.tier].loader).hold(request)
         control.sendall(_READY)
         questions = Questions(control.detach())
-        while (taken := questions.take()) is not None:
-            ended = _in_a_fork(taken, questions)
-            os.close(taken.pipe)
-            questions.done(ended)
+        _serve(questions, lambda taken: _in_a_fork(taken, questions))
     except BaseException:  # whoever asks sees it for itself
         code = 1
     finally:
@@ -119,7 +126,7 @@ def _held_by(question: Question) -> str:
         request = _request_of(question)
         loader = TIERS[request.tier].loader
         return str(importlib.import_module(loader).held_by(request)) if loader else ""
-    except (msgspec.ValidationError, KeyError, UsageError):  # which is said where it is answered
+    except (msgspec.ValidationError, KeyError):  # which is said where it is answered
         return ""
 
 
