@@ -18,7 +18,6 @@ from packaging.version import Version
 
 from property_tests.support.known_releases import FIXTURES
 from property_tests.support.release_schedules import SCHEDULES, shown_by, signatures_of
-from specsim.choices.chooser import replayed
 from specsim.contracts.contract import Case
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
@@ -31,7 +30,7 @@ from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree
 from specsim.tiers.ops.finding import signature_of
 from specsim.tiers.ops.run import Outcome, run_case
-from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, SubjectResult, SuiteLimits, check_subject, chooser_of, worst_of
+from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, SubjectResult, SuiteLimits, check_subject, chooser_of
 
 # Tensor functions, and the few kernels beside them: functions.expected.json has these, releases.expected.json the rest.
 FUNCTION_NAMES = {f.name for f in FUNCTIONS} | {f"kernel:{k.op}" for k in logits.KERNELS}
@@ -63,14 +62,14 @@ def findings(results: dict[str, tuple[SubjectResult, Any]]) -> dict[str, dict[st
     found = {}
     for name, (result, subject) in results.items():
         if result.failures and not (subject.needs in results and results[subject.needs][0].failures):
-            worst = worst_of(result.failures)
-            outcome = run_case(OPS[subject.op], subject, OPS[subject.op].generate(replayed(worst.tape)))
-            assert outcome.of(worst.rule)
+            worst = result.counterexample
+            assert worst is not None
+            assert not worst.missed, f"{name} breaks {worst.rule.id} in some runs of a case: {worst.outcome}"
             found[signature_of(subject)] = {
                 "where": subject.where,
                 "reach": worst.reach,
                 "rule": worst.rule.id,
-                "explanation": subject.explain(),
+                "explanation": worst.explanation,
             }
             assert name == subject.name
     return found

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from property_tests.support.command_line import specsim
+from specsim.contracts.provider import MappingProvider
+from specsim.contracts.registry import OPS
+from specsim.tiers.ops.finding import Origin, finding_of
+from specsim.tiers.ops.suite import SuiteLimits, check_subject
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,3 +81,32 @@ def test_a_check_of_an_engine_that_is_not_deterministic_ends_with_exit_code_3(tm
         ended.stdout + ended.stderr
     )
     assert "the finding came in the first run alone" in ended.stdout, ended.stdout
+
+
+# Operations
+
+
+# A case takes two calls in which nothing is wrong, and four in which something is.
+@pytest.mark.parametrize(
+    ("is_wrong", "missed"),
+    [(lambda _call: True, 0), (lambda call: not 4 < call <= 6, 1), (lambda call: call <= 4, 8)],
+    ids=["always", "again", "once"],
+)
+def test_a_finding_of_an_operation_says_which_runs_of_its_case_did_not_show_it(
+    is_wrong: Callable[[int], bool], missed: int
+) -> None:
+    op = OPS["fill_bonus_tokens"]
+    calls: list[None] = []
+
+    def wavers(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
+        calls.append(None)
+        return op.reference(predict, accept_index, accept_lens) + int(is_wrong(len(calls)))
+
+    (subject,) = MappingProvider("mine", {op.name: wavers}).subjects()[0]
+    found = check_subject(op, subject, seed=0, limits=SuiteLimits(cases=1, attempts=0)).counterexample
+    assert found is not None
+    finding, stored = finding_of(op, subject, found, Origin("mine", 0, "cpu"))
+    said = [line for line in finding.details if line.startswith("not in every run")]
+    wanted = f"not in every run: {missed} of {missed + 1} runs of this case did not show it"
+    assert (finding.rule, stored.rule, found.missed) == ("O1", "O1", missed)
+    assert said == ([wanted] if missed else [])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specsim.contracts.contract import Case
     from specsim.isolation.messages import Messages
     from specsim.replay_file import OpReplay
-    from specsim.tiers.ops.run import EndedError
+    from specsim.tiers.ops.run import EndedError, Outcome
     from specsim.tiers.ops.target_process import TargetProcess
 
 ALIVE_SECONDS = 1.0
@@ -296,20 +296,22 @@ def shrink(request: Request, work: Shrink, messages: Messages) -> None:
         op = with_bulk_cases(op) if stored.generator == "bulk" else op
         related = rule is KEEPS_RELATIONS
 
-        def shows(case: Case) -> bool:
+        def shown(case: Case) -> Outcome | None:
             if not subject.accepts(case.sizes):
-                return False
+                return None
             outcome = run_case(op, subject, case, related=related, launcher=process)
-            return outcome.of(rule) is not None
+            return outcome if outcome.of(rule) else None
 
         case, known = op.generate(replayed(stored.tape)), None
         try:
-            if not is_case_of(stored, case) and not shows(case):  # the tape of an older generator: its case stays
+            outcome = shown(case)
+            if not outcome and not is_case_of(stored, case):  # the tape of an older generator: its case stays
                 case = case_of(op, stored, Path(work.file))
                 known = KnownCase(Path(work.file).name, case, tuple(stored.tape), stored.rule)
-            if not shows(case):
+                outcome = shown(case)
+            if not outcome:
                 raise UsageError(problem, "replay it to see what it shows, and find it again with `specsim check`")
-            chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes), known)
+            chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes), outcome, known)
             found = shrink_case(
                 op,
                 subject,

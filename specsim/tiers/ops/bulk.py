@@ -371,7 +371,7 @@ def _counterexample(
     sizes = ", ".join(f"{name}={size}" for name, size in launch.shape.items())
     said = f"first seen in a launch of {launch.count} requests: {_listed(blamed)} of the bulk cases with {sizes}"
     if numbers and outcome.violations:
-        chosen = Failure(0, tape, worst(outcome), reach)
+        chosen = Failure(0, tape, worst(outcome), reach, outcome)
         found = shrink(bulk_op, subject, chosen, lambda _index: on_attempt(), attempts, 1, launcher=LaunchHere(device))
         return replace(found, explanation="; ".join(filter(None, [found.explanation, said])))
     company = f"in a launch of {len(numbers)} requests and not in guarded memory" if numbers else "once, and not again"

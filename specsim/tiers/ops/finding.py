@@ -90,6 +90,8 @@ def _details(subject: Subject, found: Counterexample) -> tuple[str, ...]:
     lines = [] if subject.far else [_sizes_line(found.case)]
     if found.explanation:
         lines.append(found.explanation)
+    if found.missed:
+        lines.append(f"not in every run: {found.missed} of {found.missed + 1} runs of this case did not show it")
     if found.known:
         lines.append(f"the case of the known finding {found.known.name}")
     violations = found.outcome.violations if found.outcome else ()

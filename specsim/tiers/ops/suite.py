@@ -29,6 +29,8 @@ RELATED_EVERY, RELATED_AT = 32, 16
 """Of so many cases that one is also checked with its related cases, which takes a few runs more."""
 FIRST_ROUND = 5
 """Cases that every subject gets before any gets more."""
+RUNS_OF_ITS_CASE = 8
+"""How often the case of a finding is run until it shows what it did."""
 SHRINK_SHARE = 0.25
 """Of the time, kept for shrinking as soon as something failed."""
 
@@ -47,13 +49,14 @@ class KnownCase:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A case that breaks rules, by its tape or, of a known finding, as it is. `ended` says how it ended its process, ""
-    for one that came to its end.
+    for one that came to its end, which has an `outcome`.
     """
 
     index: int
     tape: Tape
     rule: Rule  # the worst of those it breaks
     reach: Reach
+    outcome: Outcome | None
     known: KnownCase | None = None
     ended: str = ""
 
@@ -61,7 +64,8 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Counterexample:
     """The shrunk case of a defect, with what it shows. `outcome` is None for a case that ended its process as `ended`
-    says; `known` is the case of a replay file, None for a generated one.
+    says; `known` is the case of a replay file, None for a generated one. `missed` counts the runs of this case that did
+    not show it, beside the one that did.
     """
 
     case: Case
@@ -73,6 +77,7 @@ class Counterexample:
     explanation: str
     ended: str = ""
     known: KnownCase | None = None
+    missed: int = 0
 
 
 @dataclass(slots=True)
@@ -187,7 +192,7 @@ class SubjectCheck:
             return False
         if outcome.violations:
             reach = self.subject.reach(case.sizes)
-            self.result.failures.append(Failure(self._next - 1, tape, worst(outcome), reach, known))
+            self.result.failures.append(Failure(self._next - 1, tape, worst(outcome), reach, outcome, known))
         return outcome.checked
 
     def _ended(self, ended: EndedError, case: Case, tape: Tape, known: KnownCase | None = None) -> None:
@@ -197,7 +202,7 @@ class SubjectCheck:
             reach = self.subject.reach(case.sizes)
         except EndedError:
             reach = "unknown"
-        self.result.failures.append(Failure(self._next - 1, tape, rule, reach, known, ended.text))
+        self.result.failures.append(Failure(self._next - 1, tape, rule, reach, None, known, ended.text))
         self.result.why_not = f"a case {ended.text}"
 
     def shrink(self, attempts: int, on_case: Callable[[int], None], goes_on: Callable[[], bool]) -> None:
@@ -364,7 +369,8 @@ def shrink(
     launcher: Launcher | None = None,
 ) -> Counterexample:
     """The smallest case that breaks the same rule for the same users; of a known finding its own. `goes_on` is
-    evaluated before each attempt: no keeps what there is. An attempt that ends its process is the last one.
+    evaluated before each attempt: no keeps what there is. An attempt that ends its process is the last one. Where the
+    smallest case does not show it again, the counterexample is `chosen` with what that showed.
     """
     launcher = launcher or LaunchHere()
     related = chosen.rule is KEEPS_RELATIONS
@@ -389,8 +395,23 @@ def shrink(
         return chooser.tape if outcome.of(chosen.rule) else None
 
     tape = Shrinker(chosen.tape, attempt, attempts_max).run() if attempts_max else chosen.tape
-    on_case(-1)
     case = chosen.known.case if chosen.known else op.generate(replayed(tape))
-    outcome = run_case(op, subject, case, related=related, launcher=launcher)
-    explanation = subject.explain()
-    return Counterexample(case, tape, outcome, chosen.rule, chosen.reach, failing, explanation, known=chosen.known)
+    for missed in range(RUNS_OF_ITS_CASE):
+        on_case(-1)
+        outcome = run_case(op, subject, case, related=related, launcher=launcher)
+        if outcome.of(chosen.rule):
+            return Counterexample(
+                case, tape, outcome, chosen.rule, chosen.reach, failing, subject.explain(), "", chosen.known, missed
+            )
+    first = chosen.known.case if chosen.known else op.generate(replayed(chosen.tape))
+    return Counterexample(
+        first,
+        chosen.tape,
+        chosen.outcome,
+        chosen.rule,
+        chosen.reach,
+        failing,
+        subject.explain(),
+        known=chosen.known,
+        missed=RUNS_OF_ITS_CASE,
+    )
