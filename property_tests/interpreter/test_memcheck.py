@@ -47,6 +47,23 @@ def test_a_read_far_away_does_not_end_the_process() -> None:
     assert target.tolist() == [POISONS[0]] * 4
 
 
+def test_another_tensor_that_lies_right_behind_is_not_reached() -> None:
+    memory = bytearray(64)
+    source, target = (torch.frombuffer(memory, dtype=torch.int64, offset=at, count=4) for at in (0, 32))
+    assert target.data_ptr() == source.data_ptr() + 32
+    with memcheck() as log:
+        copy_kernel[(1,)](source, target, 4, 2, BLOCK=8)
+    assert [str(stray) for stray in log.strays] == ["copy_kernel reads element 4 of source_ptr, which has 4"]
+    assert target.tolist() == [0, 0, POISONS[0], POISONS[0]]
+
+
+def test_another_part_of_the_same_tensor_is_reached() -> None:
+    source, target = torch.arange(8).view(2, 4)
+    with memcheck() as log:
+        copy_kernel[(1,)](source, target, 2, 4, BLOCK=8)
+    assert (log.strays, target.tolist()) == ([], [4, 5, 6, 7])
+
+
 def test_a_write_behind_the_end_is_named_and_goes_nowhere() -> None:
     strays, target = run(n=6, shift=0)
     assert "copy_kernel writes element 4 of target_ptr, which has 4" in strays

@@ -1,9 +1,10 @@
 """Memory checking of any Triton kernel on the CPU: out-of-bounds accesses are seen, not guessed.
 
 While the context manager is active, each launch is known with its tensors, and each lane of each load and store must
-fall into one of them. A lane that does not is recorded and neutralised: a load gives poison, a store has no effect; so
-a far access cannot crash the process and the test goes on. Races of programs are seen, and what becomes of lanes and of
-memory that nothing defines. A launch that is compiled for a GPU is not seen here; red zones still detect its writes.
+fall into the one that its pointer was made from. A lane that does not is recorded and neutralised: a load gives poison,
+a store has no effect; so a far access cannot crash the process and the test goes on. Races of programs are seen, and
+what becomes of lanes and of memory that nothing defines. A launch that is compiled for a GPU is not seen here; red
+zones still detect its writes.
 
 On request two things that no implementation may rely on differ, too: the lanes of a load that are masked off and have
 no `other` hold poison instead of 0, and the programs of a launch run in reverse order.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StrayAccess:
-    """A lane outside all tensors of its launch. `index` is the element relative to the nearest tensor's start."""
+    """A lane outside of the tensor that its pointer was made from. `index` is the element relative to its start."""
 
     kind: Literal["read", "write"]
     kernel: str

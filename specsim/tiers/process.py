@@ -34,7 +34,9 @@ def ask(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[
 
 
 def fork_server(hash_seed: str) -> ForkServer:
-    """A child that has torch, triton and the tiers loaded, and answers each request in a fork of itself."""
+    """A child that has torch, triton and the tiers loaded, and answers each request in a fork of itself. It keeps the
+    target of the last one as it was imported: what is edited meanwhile shows once another target was asked about.
+    """
     return ForkServer(hash_seed, "specsim.tiers.fork_server_child", ANSWERS, prepared)
 
 

@@ -1,8 +1,9 @@
 """Loads, stores and atomic operations of all programs at once, each lane checked.
 
-A lane must fall into a tensor of the launch (or into `extra` memory, where kernels reach it through addresses in other
-tensors). One that does not is reported (`Checks.stray`) and has no effect; a load gives poison there. Where several
-programs write one element at once, the last one's value stays.
+A lane must fall into the tensor that its pointer was made from, or into another one of the launch with the same
+storage: what else lies beside it is luck. An address that comes from an integer may be of any tensor, and of `extra`
+memory. A lane that falls elsewhere is reported (`Checks.stray`) and has no effect; a load gives poison there. Where
+several programs write one element at once, the last one's value stays.
 """
 
 from __future__ import annotations
@@ -63,16 +64,19 @@ def source_line() -> str:
 class Span:
     """The bytes from a tensor's first element to the end of its last, by the name of the launch's argument.
 
-    region  what a watch knows of them
+    region   what a watch knows of them
+    storage  the addresses of the tensor's storage
     """
 
-    __slots__ = ("end", "itemsize", "name", "region", "start", "views")
+    __slots__ = ("end", "itemsize", "name", "region", "start", "storage", "views")
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name = name
         self.itemsize = tensor.element_size()
         self.start = tensor.data_ptr()
         self.end = self.start + span_bytes(tensor)
+        storage = tensor.untyped_storage()
+        self.storage = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
         self.views: dict[Any, Array] = {}
         self.region: Any = None
 
@@ -103,8 +107,8 @@ class Checks:
         """A launch begins."""
 
     def stray(self, kind: Literal["read", "write", "update"], name: str, index: int, size: int, count: int) -> None:
-        """A lane outside of every tensor: element `index` of the nearest, `name` ("" where a launch has none), which
-        has `size`; `count` lanes are.
+        """A lane outside of what it may reach: element `index` of the tensor that its pointer was made from, or of the
+        nearest, `name` ("" where a launch has none), which has `size`; `count` lanes are.
         """
 
     def without_other(self) -> None:
@@ -464,7 +468,7 @@ class LaunchMemory:
         active = addresses[lanes]
         low, high = int(active.min()), int(active.max())
         left = lanes
-        for span in self.spans:
+        for span in self._reached(pointer):
             last = span.end - itemsize
             if high < span.start or low > last:
                 continue
@@ -480,13 +484,19 @@ class LaunchMemory:
             if is_all:
                 return
         if left.any():
-            self._report(kind, int(addresses[left].flat[0]), int(np.count_nonzero(left)))
+            self._report(kind, pointer, int(addresses[left].flat[0]), int(np.count_nonzero(left)))
 
-    def _report(self, kind: Literal["read", "write", "update"], address: int, count: int) -> None:
+    def _reached(self, pointer: Pointer) -> list[Span]:
+        if pointer.span is None:
+            return self.spans
+        start, end = pointer.span.storage
+        return [span for span in self.spans if start <= span.start and span.end <= end]
+
+    def _report(self, kind: Literal["read", "write", "update"], pointer: Pointer, address: int, count: int) -> None:
         if not self.spans:
             self.checks.stray(kind, "", 0, 0, count)
             return
-        near = min(self.spans, key=lambda span: max(span.start - address, address - span.end))
+        near = pointer.span or min(self.spans, key=lambda span: max(span.start - address, address - span.end))
         index = (address - near.start) // near.itemsize
         self.checks.stray(kind, near.name, index, (near.end - near.start) // near.itemsize, count)
 
