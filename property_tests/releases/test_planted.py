@@ -9,7 +9,8 @@ import pytest
 
 from specsim.errors import UsageError
 from specsim.lifting.lift import body_hash
-from specsim.lifting.planted import Planted, edited, text_of
+from specsim.lifting.planted import EDITS, Planted, defects_in, edited, text_of
+from specsim.world.planted import find
 
 SOURCE = """
 class Queue:
@@ -19,6 +20,7 @@ class Queue:
         if items and len(items) > limit:
             count = 0
         self.count = count
+        self.last = self.count
         return dict(count=count, limit=limit)
 """
 HASH = body_hash(ast.parse(SOURCE).body[0].body[0])  # type: ignore[attr-defined]
@@ -45,6 +47,10 @@ def defect(
         ("minus-one", "limit", 1, "> limit", "> limit - 1"),
         ("swap-operands", "limit", 0, "limit - 1", "1 - limit"),
         ("drop-keyword", "limit", 0, "limit=limit", "dict(count=count)"),
+        ("plus-one", "1", 0, "limit - 1", "limit - 2"),
+        ("drop-jump", "return", 0, "return dict(count=count, limit=limit)", "pass"),
+        ("wrong-field", "seen>count", 0, "self.seen.clear", "self.count.clear"),
+        ("wrong-field", "count>seen", 0, "= self.count", "= self.seen"),
     ],
 )
 def test_an_edit_changes_its_place_alone(edit: str, name: str, nth: int, gone: str, there: str) -> None:
@@ -62,6 +68,46 @@ def test_an_edit_changes_its_place_alone(edit: str, name: str, nth: int, gone: s
 def test_an_edit_without_a_place_is_refused(edit: str, name: str, nth: int) -> None:
     with pytest.raises(UsageError, match="P"):
         edited(SOURCE, defect(edit, name, nth))
+
+
+def test_what_is_read_before_it_is_assigned_changes_places() -> None:
+    text = ast.unparse(edited(SOURCE, defect("read-before", "count", 0)))
+    assert text.index("self.last = self.count") < text.index("self.count = count")
+
+
+def test_each_defect_of_a_source_can_be_planted_and_changes_a_function_alone() -> None:
+    before = ast.dump(ast.parse(SOURCE))
+    found = list(defects_in("queue_of_tests", SOURCE, range(100)))
+    assert {one.edit for one, _line in found} == set(EDITS)
+    assert len({one.id for one, _line in found}) == len(found)
+    for one, line in found:
+        assert find(one.id, {}) == [one]
+        tree = edited(SOURCE, one)
+        compile(tree, "queue", "exec")
+        assert ast.dump(tree) != before, one.id
+        assert SOURCE.splitlines()[line - 1].strip(), one.id
+
+
+def test_defects_are_of_the_lines_that_are_asked_for_and_of_what_runs_there() -> None:
+    source = (
+        "def take(items: list[int] = [1 - 1]) -> int:\n    assert items > 3\n    count: int = 2\n    return count\n"
+    )
+    found = [(one.id, line) for one, line in defects_in("m", source, range(10))]
+    assert found == [
+        ("m:take:drop-assignment:count:0", 3),
+        ("m:take:drop-jump:return:0", 4),
+        ("m:take:read-before:count:0", 3),
+    ]
+    assert [one.id for one, _line in defects_in("m", source, {4})] == ["m:take:drop-jump:return:0"]
+
+
+@pytest.mark.parametrize(
+    "text", ["m:f:drop-call:x", "m:f:drop-call:x:", "m:f:unknown:x:0", "m:f:drop-call:x:-1", ":::::"]
+)
+def test_a_defect_that_says_none_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(UsageError, match="no defect") as error:
+        find(text, {})
+    assert "MODULE:FUNCTION:EDIT:NAME:NTH" in error.value.remedy
 
 
 def test_a_function_of_another_hash_is_refused() -> None:

@@ -32,6 +32,7 @@ from specsim.bench.rows import BenchRow
 from specsim.deadline import TimeSpent
 from specsim.engines.registry import ENGINES
 from specsim.engines.target import Checkout, Release, parse_target
+from specsim.engines.triage import triaged
 from specsim.errors import UsageError
 from specsim.lifting.cache import open_cache
 
@@ -134,7 +135,8 @@ def _planted(target: str, schedules: int, is_over: Callable[[], bool], only: Seq
         worker = defect.worker
         if worker not in known:
             with hunter(target, worker=worker, is_over=is_over) as base:
-                known[worker] = _known(target).union(*(base.signatures(0, index) for index in range(schedules)))
+                shown = (base.signatures(0, index) for index in range(schedules))
+                known[worker] = triaged(_parsed(target)).union(*shown)
         peer = _hunted(target, defect.id, schedules, known[worker], None, worker, is_over)
         if defect.covered_by and peer["not_run"]:
             with hunter(target, defect.covered_by, worker, is_over) as barrier:
@@ -206,16 +208,6 @@ def _defects_of(target: str) -> list[Planted]:
             continue
         found.append(defect)
     return found
-
-
-def _known(target: str) -> frozenset[str]:
-    """The signatures that the triage list has for a release."""
-    from specsim.engines.triage import TABLE
-
-    parsed = _parsed(target)
-    version = parsed.version if isinstance(parsed, Release) else ""
-    entries = [entry for entry in TABLE[ENGINES[parsed.engine].distribution] if not version or entry.covers(version)]
-    return frozenset(entry.signature for entry in entries)
 
 
 def _parsed(target: str) -> Release | Checkout:

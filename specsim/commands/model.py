@@ -14,18 +14,23 @@ from specsim.commands.options import (
     SeedOption,
     one_of,
 )
+from specsim.commands.score import ScoreAsked, score
 from specsim.deadline import Deadline
 from specsim.errors import UsageError
 from specsim.files import save_json, save_text
 from specsim.isolation.limits import allowed_jobs
 from specsim.selfcheck.mutant_table import SCHEDULES_MAX, SEEDS
+from specsim.selfcheck.source_hunt import SCHEDULES as OF_SOURCE
 from specsim.verdict import FINDING, INTERRUPTED, NOT_CHECKED, PASS
 
 
 def mutants(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Mutants; all when left out.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on.")] = SEEDS,
-    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a seed, at most.")] = SCHEDULES_MAX,
+    schedules: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Schedules of a seed, at most. Default: {SCHEDULES_MAX}, of --of {OF_SOURCE}."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write the table to this file.")] = None,
     write: Annotated[Path | None, output_file("--write", help="Write the page of all mutants to this file.")] = None,
@@ -36,13 +41,36 @@ def mutants(
         float | None,
         typer.Option("--budget-seconds", min=1.0, max=SECONDS_MAX, help="End after them, with what was hunted."),
     ] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--of",
+            metavar="TARGET",
+            help="Plant mistakes of one statement into a target's own scheduler instead: ENGINE==VERSION, ENGINE@PATH.",
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Of --of: how many mistakes are drawn.")] = 300,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of --of: go on with what --json wrote, which stays.")
+    ] = None,
     seed: SeedOption = "0",
 ) -> None:
     """Put each historic bug back into the reference engine, and see how soon schedules find it. Exit code 1 when one
     is not found, 125 when the budget ended before all were hunted. An interrupt keeps and prints what was hunted.
+
+    With --of the share of mistakes in what a target's schedules run that they find: its mutation score. What is not
+    found is no failure.
     """
     deadline = Deadline.after(budget_seconds)
     first_seed = parse_seed(seed)
+    if of is not None:
+        if tier is not None or write is not None:
+            raise UsageError("--of with --only or --write", "give one of them")
+        asked = ScoreAsked(of, tuple(ids or ()), first_seed, schedules or OF_SOURCE, allowed_jobs(jobs))
+        raise typer.Exit(score(asked, count, json_file, resume, budget_seconds, deadline))
+    if resume is not None:
+        raise UsageError("--resume without --of", "mutants of the reference engine are hunted in minutes: leave it out")
+    schedules = schedules or SCHEDULES_MAX
     one_of("--only", tier, ("ops", "scheduler"))
     if tier == "ops":
         at_once = allowed_jobs(jobs)

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from packaging.version import Version
 
 from specsim.engines.registry import ENGINES
+from specsim.engines.target import Checkout, Release
 from specsim.lifting.versions import is_version
 from specsim.verdict import REACHES, Finding, Severity
 
@@ -174,6 +175,13 @@ def triage_of(engine: str, signature: str, version: str | None) -> Triage | None
     if version:
         entries = [entry for entry in entries if entry.first and entry.covers(version)] or entries
     return entries[-1] if entries else None
+
+
+def triaged(target: Release | Checkout) -> frozenset[str]:
+    """The signatures of the table that a release shows; of a checkout all of its engine's."""
+    version = target.version if isinstance(target, Release) else ""
+    entries = TABLE.get(ENGINES[target.engine].distribution, ())
+    return frozenset(entry.signature for entry in entries if not version or (entry.first and entry.covers(version)))
 
 
 def entry_at(target: str, signature: str) -> Triage | None:

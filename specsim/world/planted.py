@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specsim.errors import no_such
-from specsim.lifting.planted import Planted, edited
+from specsim.lifting.planted import Planted, defect_of, edited
 
 if TYPE_CHECKING:
     from specsim.world.packages import Edit
@@ -22,7 +22,11 @@ def load(path: Path) -> dict[str, Planted]:
 
 
 def find(defect_ids: str, planted: Mapping[str, Planted]) -> list[Planted]:
-    """The defect of an id, or those of several that are joined by "+". UsageError where there is none."""
+    """The defect of an id, or those of several that are joined by "+"; or one of the source, that is said outright
+    (`specsim.lifting.planted.defect_of`). UsageError where there is none.
+    """
+    if ":" in defect_ids:
+        return [defect_of(defect_ids)]
     ids = defect_ids.upper().split("+")
     if unknown := [defect_id for defect_id in ids if defect_id not in planted]:
         raise no_such("planted defect", unknown[0], planted, lists_all=True)

@@ -1,0 +1,150 @@
+"""The mutation score of a target's own source: what is drawn of it, what becomes of it, and what is told."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from property_tests.support.command_line import specsim
+from property_tests.support.known_releases import FEW
+from property_tests.support.made_up_sources import MadeUpSource
+from specsim.lifting.planted import EDITS, edited
+from specsim.selfcheck.source_hunt import ScoredMutant, totals
+from specsim.selfcheck.source_mutants import KINDS, SourceMutant, drawn
+from specsim.world.planted import find
+
+FILE = "srt/managers/queue_of_tests.py"
+SOURCE = MadeUpSource(
+    {
+        FILE: """
+            class Queue:
+                def take(self, items, limit):
+                    self.seen.clear()
+                    count = limit - 1
+                    if items and len(items) > limit:
+                        count = 0
+                    self.count = count
+                    self.last = self.count
+                    logger.info(limit - 1)
+                    if self.enable_metrics:
+                        self.count = limit
+                    return dict(count=count,
+                                limit=limit)
+
+                def log_stats(self, count):
+                    self.count = count - 1
+                    return self.count
+            """,
+        "srt/managers/scheduler_metrics.py": "def take(count):\n    return count - 1\n",
+    }
+)
+RAN = {FILE: range(1, 20), "srt/managers/scheduler_metrics.py": range(1, 3)}
+
+
+def test_every_kind_of_mistake_is_drawn_and_each_once() -> None:
+    mutants = drawn(SOURCE, "a target", RAN, 10_000, 0)
+    assert {mutant.kind for mutant in mutants} == set(KINDS)
+    assert len({mutant.id for mutant in mutants}) == len(mutants)
+    assert {edit for edits in KINDS.values() for edit in edits} <= set(EDITS)
+    for mutant in mutants:
+        (defect,) = find(mutant.id, {})
+        compile(edited(SOURCE.read(mutant.file), defect), mutant.file, "exec")
+
+
+def test_what_tells_people_something_is_not_drawn_from() -> None:
+    lines = {mutant.line for mutant in drawn(SOURCE, "a target", RAN, 10_000, 0) if mutant.file == FILE}
+    assert lines == {4, 5, 6, 7, 8, 9, 13, 14}
+    assert {mutant.file for mutant in drawn(SOURCE, "a target", RAN, 10_000, 0)} == {FILE}
+
+
+def test_statements_that_did_not_run_are_not_drawn_from() -> None:
+    lines = {mutant.line for mutant in drawn(SOURCE, "a target", {FILE: [5, 13]}, 10_000, 0)}
+    assert lines == {5, 13, 14}
+
+
+def test_a_line_counts_no_more_for_having_many_places() -> None:
+    fields = " + ".join(f"self.field_{number}" for number in range(40))
+    text = f"def take(self, a):\n    x = {fields}\n    y = a - 1\n    return y\n"
+    source = MadeUpSource({FILE: text})
+    first = [drawn(source, "a target", {FILE: range(1, 5)}, 1, seed)[0] for seed in range(200)]
+    assert min(Counter(mutant.line for mutant in first).values()) > 40
+
+
+def test_a_seed_and_a_target_decide_what_is_drawn() -> None:
+    def ids(target: str, seed: int) -> list[str]:
+        return [mutant.id for mutant in drawn(SOURCE, target, RAN, 8, seed)]
+
+    assert ids("a target", 0) == ids("a target", 0)
+    assert len({tuple(ids("a target", 0)), tuple(ids("a target", 1)), tuple(ids("another", 0))}) == 3
+    assert [mutant.id for mutant in drawn(SOURCE, "a target", RAN, 20, 0)][:8] == ids("a target", 0)
+
+
+def hunted(kind: str, schedule: int = 0, *, quiet: bool = True, ended: bool = False) -> ScoredMutant:
+    return ScoredMutant(f"{kind}{schedule}{quiet}{ended}", FILE, 1, kind, schedule, "", quiet, ended)
+
+
+def test_a_score_counts_what_a_limit_ended_apart_from_what_was_found() -> None:
+    of = [
+        hunted("stale", 3),
+        hunted("stale", 1, quiet=False),
+        hunted("stale"),
+        hunted("wrong", 7, quiet=False, ended=True),
+    ]
+    assert list(totals(of)) == [
+        ("stale", "3", "2 of 3, 66.7 %", "0", "1", "1 of 2, 50.0 %"),
+        ("wrong", "1", "0 of 1, 0.0 %", "1", "0", "none"),
+        ("all", "4", "2 of 4, 50.0 %", "1", "1", "1 of 2, 50.0 %"),
+    ]
+
+
+# The command
+
+
+@pytest.mark.release(FEW[-1])
+def test_a_score_is_of_drawn_mutants_and_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    target = f"sglang=={FEW[-1]}"
+    asked = ["mutants", "--of", target, "--schedules", "2"]
+    ended = specsim(tmp_path, *asked, "--count", "1", "--json", "one.json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert (one["target"], one["schedules"], one["drawn"], len(one["mutants"])) == (target, 2, 1, 1)
+    assert one["lines"] > 1000
+    assert f"{target}: 1 mistake in the {one['lines']:,} statements" in ended.stdout
+
+    was = {**one, "mutants": [{**one["mutants"][0], "schedule": 0, "signature": "as it was"}]}
+    (tmp_path / "one.json").write_text(json.dumps(was))
+    ended = specsim(tmp_path, *asked, "--count", "2", "--json", "both.json", "--resume", "one.json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert (both["drawn"], len(both["mutants"]), both["mutants"][0]) == (2, 2, was["mutants"][0])
+    assert f"not found: {was['mutants'][0]['file']}:{was['mutants'][0]['line']}" in ended.stdout
+    ended = specsim(tmp_path, *asked, "--resume", "one.json", "--seed", "3")
+    assert (ended.returncode, "one.json is of seed 0, and not 3" in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--of", "model"), "model has no scheduler of its own"),
+        (("--of", "torch==2"), "torch"),
+        (("--of", "vllm@.", "--only", "ops"), "--of with --only or --write"),
+        (("--resume", "score.json"), "--resume without --of"),
+        (("--of", "sglang@.", "--resume", "absent.json"), "cannot read absent.json"),
+        (("--of", "sglang@.", "--resume", "odd.json"), "odd.json is no score"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence_with_exit_code_2(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "odd.json").write_text("[]")
+    ended = specsim(tmp_path, "mutants", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, ""), ended.stdout
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_mutant_is_a_tuple_of_what_the_score_has() -> None:
+    assert SourceMutant._fields == ScoredMutant.__struct_fields__[:4]

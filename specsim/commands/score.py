@@ -1,0 +1,155 @@
+"""`specsim mutants --of TARGET`: the mutation score of a target's own scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import typer
+
+from specsim.deadline import Deadline, TimeSpent
+from specsim.errors import UsageError
+from specsim.files import save_json
+from specsim.selfcheck.source_hunt import COLUMNS, ScoredMutant, hunt_all, reached, totals
+from specsim.selfcheck.source_mutants import SourceMutant, drawn
+from specsim.verdict import INTERRUPTED, NOT_CHECKED, PASS
+
+
+class ScoreAsked(NamedTuple):
+    """What is asked: `ids` are mutants that are hunted instead of drawn ones."""
+
+    target: str
+    ids: tuple[str, ...]
+    seed: int
+    schedules: int
+    jobs: int
+
+
+class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON of a score. `lines` counts the statements that the schedules run, `drawn` the mutants that are hunted,
+    of which those are left that are not among `mutants`.
+    """
+
+    target: str
+    seed: int
+    schedules: int
+    lines: int
+    drawn: int
+    mutants: list[ScoredMutant]
+
+
+def score(
+    asked: ScoreAsked,
+    count: int,
+    json_file: Path | None,
+    resume: Path | None,
+    budget_seconds: float | None,
+    deadline: Deadline,
+) -> int:
+    """Draw so many mutants, hunt, print; the exit code."""
+    from specsim import interrupts
+    from specsim.engines.packages import open_source
+    from specsim.engines.registry import ENGINES
+    from specsim.engines.target import Checkout, Release, parse_target
+    from specsim.engines.triage import triaged
+    from specsim.lifting.cache import open_cache
+    from specsim.report.live import live
+
+    target = parse_target(asked.target)
+    if not isinstance(target, Release | Checkout) or "scheduler" not in ENGINES[target.engine].subjects:
+        raise UsageError(f"{asked.target} has no scheduler of its own", "name ENGINE==VERSION, or ENGINE@PATH")
+    before = _before(resume, asked) if resume is not None else {}
+    source = open_source(target, open_cache())
+    mutants: list[SourceMutant] = []
+    lines = 0
+    hunted = []
+    with interrupts.gentle(), live(f"hunting mutants of {asked.target}", budget_seconds) as line:
+        try:
+            seen = reached(asked.target, asked.seed, asked.schedules, asked.jobs, triaged(target), deadline)
+            lines = sum(map(len, seen.ran.values()))
+            mutants = drawn(source, asked.target, seen.ran, count, asked.seed)
+            if asked.ids:
+                mutants = _named(asked.ids, mutants)
+            done = {mutant.id: before[mutant.id] for mutant in mutants if mutant.id in before}
+
+            def noted(one: ScoredMutant, _number: int) -> None:
+                done[one.id] = one
+                line.part_done(len(done), len(mutants))
+                if json_file is not None:
+                    save_json(json_file, _json(asked, lines, mutants, done))
+
+            hunt_all(
+                asked.target,
+                [mutant for mutant in mutants if mutant.id not in done],
+                seen.known,
+                seed=asked.seed,
+                schedules=asked.schedules,
+                jobs=asked.jobs,
+                on_done=noted,
+                stopped=interrupts.asked,
+                deadline=deadline,
+            )
+            hunted = [done[mutant.id] for mutant in mutants if mutant.id in done]
+        except TimeSpent:
+            pass
+        interrupted = interrupts.asked()
+    if json_file is not None:
+        save_json(json_file, _json(asked, lines, mutants, {one.id: one for one in hunted}))
+    _print(asked, lines, hunted)
+    left = len(mutants) - len(hunted)
+    if left or not mutants:
+        why = "interrupted" if interrupted else "the time budget was spent"
+        again = f"; --resume {json_file} goes on" if json_file is not None else ""
+        typer.echo(f"specsim: {why}; {left} are left{again}", err=True)
+    return PASS if mutants and not left else INTERRUPTED if interrupted else NOT_CHECKED
+
+
+def _named(ids: tuple[str, ...], mutants: list[SourceMutant]) -> list[SourceMutant]:
+    by_id = {mutant.id: mutant for mutant in mutants}
+    if unknown := [one for one in ids if one not in by_id]:
+        raise UsageError(f"{unknown[0]!r} is none of the {len(mutants)} mutants that are drawn", "see those of --json")
+    return [by_id[one] for one in ids]
+
+
+def _before(file: Path, asked: ScoreAsked) -> dict[str, ScoredMutant]:
+    """What an earlier run hunted, by id."""
+    try:
+        score = msgspec.json.decode(file.read_bytes(), type=Score)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}", "name what --json wrote") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{file} is no score: {error}", "name what `specsim mutants --of` wrote by --json") from error
+    for name, was, now in (
+        ("target", score.target, asked.target),
+        ("seed", score.seed, asked.seed),
+        ("schedules", score.schedules, asked.schedules),
+    ):
+        if was != now:
+            raise UsageError(f"{file} is of {name} {was}, and not {now}", "ask for the same, or begin anew")
+    return {one.id: one for one in score.mutants}
+
+
+def _json(asked: ScoreAsked, lines: int, mutants: list[SourceMutant], done: dict[str, ScoredMutant]) -> dict[str, Any]:
+    hunted = [done[mutant.id] for mutant in mutants if mutant.id in done]
+    score = Score(asked.target, asked.seed, asked.schedules, lines, len(mutants), hunted)
+    found: dict[str, Any] = msgspec.to_builtins(score)
+    return found
+
+
+def _print(asked: ScoreAsked, lines: int, hunted: list[ScoredMutant]) -> None:
+    from specsim.report.terminal import console_of, show, table_of
+
+    console = console_of()
+    title = (
+        f"{asked.target}: {len(hunted)} mistake{'s' * (len(hunted) != 1)} in the {lines:,} statements that"
+        f" {asked.schedules} schedules of seed {asked.seed} run"
+    )
+    table = table_of(title, *COLUMNS)
+    for cells in totals(hunted):
+        table.add_row(*cells)
+    show(console, table)
+    for one in hunted:
+        if not one.is_found:
+            what = "ended by a time limit" if one.ended else "not found"
+            console.print(f"{what}: {one.file}:{one.line} {one.id}", soft_wrap=True, markup=False)

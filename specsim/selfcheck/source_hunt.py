@@ -1,0 +1,255 @@
+"""How many defects of one statement in a target's own source its schedules find: its mutation score.
+
+The first schedules of a seed are run on the target as it is, which says what they run of it and what it shows. Each
+mutant (`specsim.selfcheck.source_mutants`) then runs the same schedules until one shows what the target as it is shows
+in none of them and what its triage list does not have. Run as a module, this is the process that runs schedules of one
+target or mutant: it reads a question from standard input and prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count as counting
+from typing import Any, NamedTuple
+
+import msgspec
+
+from specsim import interrupts
+from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
+from specsim.errors import UsageError
+from specsim.isolation import environment, processes
+from specsim.selfcheck.source_mutants import KINDS, SourceMutant
+
+SCHEDULES = 420
+HANG_SECONDS = 10.0  # of a schedule
+SECONDS_MAX = 900.0  # of a mutant
+QUIET = 10
+"""A mutant is quiet where none of so many first schedules raises, hangs or ends its process, and its setups start."""
+HASH_SEED = "0"
+_LOUD = ("X1", "X2", "X3")
+_HANGS = "X2"
+_START = "start"
+
+
+class ScoredMutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mutant, and what became of it. `schedule` is the number of the first that showed it, from 1, by `signature`; 0
+    where none did. `ended` says that a time limit ended it, and that nothing else showed it.
+    """
+
+    id: str
+    file: str
+    line: int
+    kind: str
+    schedule: int
+    signature: str
+    quiet: bool
+    ended: bool = False
+
+    @property
+    def is_found(self) -> bool:
+        return self.schedule > 0 and not self.ended
+
+
+class Reached(NamedTuple):
+    """What the schedules of a target as it is run, by file the first lines of statements, and what they show."""
+
+    ran: dict[str, list[int]]
+    known: frozenset[str]
+
+
+def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collection[str], deadline: Deadline) -> Reached:
+    """Run the first schedules of a seed on a target as it is. UsageError where it is not run."""
+    parts = [range(job, schedules, jobs) for job in range(min(jobs, schedules))]
+    try:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            answers = list(pool.map(lambda part: _asked(target, "", seed, part, (), deadline.timeout), parts))
+    except subprocess.TimeoutExpired:
+        raise TimeSpent(SPENT) from None
+    lines: dict[str, set[int]] = {}
+    known = set(triaged)
+    for answer in answers:
+        if answer is None:
+            raise KeyboardInterrupt
+        if answer["why"]:
+            raise UsageError(f"the scheduler of {target} is not run: {answer['why']}", "name another target")
+        known.update(signature for shown in answer["shown"] for signature in shown)
+        for file, ran in answer["ran"].items():
+            lines.setdefault(file, set()).update(ran)
+    return Reached({file: sorted(ran) for file, ran in sorted(lines.items())}, frozenset(known))
+
+
+def hunt_all(
+    target: str,
+    mutants: Sequence[SourceMutant],
+    known: frozenset[str],
+    *,
+    seed: int,
+    schedules: int,
+    jobs: int,
+    on_done: Callable[[ScoredMutant, int], object] = lambda _hunted, _done: None,
+    stopped: Callable[[], bool] = lambda: False,
+    deadline: Deadline = NEVER,
+) -> list[ScoredMutant]:
+    """Hunt mutants, `jobs` at a time. After `stopped` and the `deadline` none is begun, and those that run are left
+    out.
+    """
+    done = counting(1)
+
+    def hunt(mutant: SourceMutant) -> ScoredMutant | None:
+        if stopped() or deadline.is_over:
+            return None
+        hunted = _hunted(target, mutant, known, seed, schedules, deadline)
+        if hunted is not None:
+            on_done(hunted, next(done))
+        return hunted
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [hunted for hunted in pool.map(hunt, mutants) if hunted is not None]
+
+
+def _hunted(
+    target: str, mutant: SourceMutant, known: frozenset[str], seed: int, schedules: int, deadline: Deadline
+) -> ScoredMutant | None:
+    timeout = min(SECONDS_MAX, deadline.left)
+    try:
+        answer = _asked(target, mutant.id, seed, range(schedules), sorted(known), timeout)
+    except subprocess.TimeoutExpired:
+        return None if deadline.is_over else ScoredMutant(*mutant, 0, "", quiet=False, ended=True)
+    if answer is None:
+        return None
+    if answer["why"]:
+        return ScoredMutant(*mutant, 1, _START, quiet=False)
+    first, signature, loud = 0, "", False
+    for number, shown in enumerate(answer["shown"], 1):
+        new = set(shown) - known
+        if new and not first:
+            first, signature = number, min(new, key=lambda each: (_rule(each) == _HANGS, each))
+        loud = loud or (number <= QUIET and any(_rule(each) in (*_LOUD, _START) for each in new))
+    return ScoredMutant(*mutant, first, signature, quiet=not loud, ended=_rule(signature) == _HANGS)
+
+
+def _rule(signature: str) -> str:
+    return signature.split(":")[1] if ":" in signature else signature
+
+
+def _asked(
+    target: str, mutant: str, seed: int, indices: range, known: Sequence[str], timeout: float | None
+) -> dict[str, Any] | None:
+    """What the process says: why the target is not run, else what each schedule shows, and what was run. None when it
+    was interrupted.
+    """
+    question = {
+        "target": target,
+        "mutant": mutant,
+        "seed": seed,
+        "indices": [indices.start, indices.stop, indices.step],
+        "known": known,
+        "all": not mutant,
+    }
+    ended = processes.run(
+        [sys.executable, "-m", __name__],
+        json.dumps(question),
+        timeout,
+        environment=environment.of_target(hash_seed=HASH_SEED),
+    )
+    if interrupts.asked():
+        return None
+    if ended.returncode:
+        return {"why": f"its process ended with {ended.returncode}: {ended.stderr[-400:]}"}
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
+
+
+# The score
+
+
+def totals(hunted: Sequence[ScoredMutant]) -> Iterator[tuple[str, ...]]:
+    """By kind and of all: mutants, found, ended by a limit, and of quiet ones how many are found."""
+    for kind in (*KINDS, ""):
+        of = [each for each in hunted if each.kind == kind or not kind]
+        if not of:
+            continue
+        quiet = [each for each in of if each.quiet]
+        counts = Counter("found" if each.is_found else "ended" if each.ended else "left" for each in of)
+        yield (
+            kind or "all",
+            str(len(of)),
+            _share(counts["found"], len(of)),
+            str(counts["ended"]),
+            str(counts["left"]),
+            _share(sum(each.is_found for each in quiet), len(quiet)),
+        )
+
+
+COLUMNS = ("mistake", "mutants", "found", "ended by a limit", "not found", "of quiet ones found")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole}, {100 * part / whole:.1f} %" if whole else "none"
+
+
+# The process that runs schedules
+
+
+def main() -> int:
+    question = json.load(sys.stdin)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a target prints is no answer
+    from specsim.engines.load import load_scheduler
+    from specsim.engines.target import parse_target
+    from specsim.lifting.cache import open_cache
+    from specsim.verdict import NotRun
+
+    try:
+        scheduler = load_scheduler(parse_target(question["target"]), open_cache(), question["mutant"])
+    except UsageError as error:
+        scheduler = NotRun("scheduler", error.problem)
+    if isinstance(scheduler, NotRun):
+        answers.write(json.dumps({"why": scheduler.why}))
+        answers.close()
+        return 0
+    shown, ran = _run(scheduler, question)
+    answers.write(json.dumps({"why": "", "shown": shown, "ran": {file: sorted(of) for file, of in ran.items()}}))
+    answers.close()
+    return 0
+
+
+def _run(scheduler: Any, question: Mapping[str, Any]) -> tuple[list[list[str]], dict[str, set[int]]]:
+    """What each schedule shows, and the statements that they run: of all, or until one shows what is not known and
+    enough of the first ones were run.
+    """
+    from specsim.rules.table import CHECKS
+    from specsim.tiers.scheduler.answers import violations_of
+    from specsim.world.forks import NotStarted, Ran, Starters, wanted
+
+    known = set(question["known"])
+    shown: list[list[str]] = []
+    ran: dict[str, set[int]] = {}
+    is_found = False
+    starters = Starters(scheduler, CHECKS)
+    for number, index in enumerate(range(*question["indices"]), 1):
+        outcome = starters.run(wanted(scheduler.setups, question["seed"], index, HANG_SECONDS))
+        signatures = [violation.signature for violation in violations_of(outcome)]
+        if isinstance(outcome, NotStarted):
+            signatures.append(f"scheduler:{_START}:{index % len(scheduler.setups)}")
+        shown.append(signatures)
+        if isinstance(outcome, Ran):
+            for file, lines in outcome.record.ran_lines.items():
+                ran.setdefault(file, set()).update(lines)
+        new = set(signatures) - known
+        is_found = is_found or bool(new)
+        is_loud = any(_rule(each) in (*_LOUD, _START) for each in new)
+        if is_found and not question["all"] and (is_loud or number >= QUIET):
+            break
+    starters.close()
+    return shown, ran
+
+
+if __name__ == "__main__":
+    sys.exit(main())
