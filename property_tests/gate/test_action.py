@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from property_tests.support.engine_repository import EngineRepository
 from property_tests.support.known_releases import NEWEST, SGLANG
 from specsim.lifting.cache import Cache
 from specsim.lifting.fetch import fetch_wheel
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim-llm[test]")
 pytestmark = pytest.mark.release(NEWEST)
 
 ROOT = Path(__file__).parents[2]

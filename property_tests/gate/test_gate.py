@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from property_tests.support.command_line import specsim
 from property_tests.support.engine_repository import (
@@ -26,8 +27,6 @@ from property_tests.support.known_releases import NEWEST, RELEASES, SGLANG, VLLM
 from specsim.lifting.cache import Cache
 from specsim.lifting.fetch import fetch_wheel
 from specsim.lifting.source import SourceTree
-
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim-llm[test]")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")

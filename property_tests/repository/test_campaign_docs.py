@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import settings
 from typer.main import get_command
 
 from specsim.cli import app
 from specsim.fuzz.merged import merged
 from specsim.fuzz.metrics import Counts, text_of
-
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim-llm[test]")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "campaigns-on-clusters.md").read_text()

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from specsim.cli import app
 from specsim.verdict import FINDING, INCOMPLETE, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS, USAGE
-
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim-llm[test]")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text()

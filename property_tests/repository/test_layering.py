@@ -59,7 +59,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "model": layer("choices reference contracts kernels interpreter world", "torch numpy"),
     "engines": layer(
         "errors isolation files verdict choices contracts interpreter lifting vdevice world",
-        "packaging torch triton numpy msgspec",
+        "packaging torch triton numpy msgspec yaml",
     ),
     "mutation": layer("errors", "msgspec"),
     "tiers": layer(

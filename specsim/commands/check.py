@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -29,6 +29,9 @@ from specsim.engines.registry import MAIN
 from specsim.errors import UsageError
 from specsim.replay_file import FINDINGS
 from specsim.verdict import FAILS_BY_DEFAULT
+
+if TYPE_CHECKING:
+    from specsim.lifting.cache import Cache
 
 
 class CheckCommand(Command):
@@ -306,7 +309,7 @@ def check(
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
     if mutant:
-        _require_mutant(mutant, parsed.text, tier)
+        _require_mutant(mutant, parsed.text, tier, asked.cache)
     detail = Detail(quiet, verbose, show_not_run)
     raise typer.Exit(check_one_target(asked, outputs, json_file, baseline, update_baseline, bisect_run, write, detail))
 
@@ -342,13 +345,12 @@ def _tier(only: str | None) -> tuple[str | None, str]:
     return only, ""
 
 
-def _require_mutant(mutant: str, target: str, tier: str | None) -> None:
+def _require_mutant(mutant: str, target: str, tier: str | None, cache: Cache) -> None:
     if target != "model" and tier == "scheduler":
-        from specsim.engines.load import planted_into
+        from specsim.engines.load import planted
         from specsim.engines.target import parse_target
-        from specsim.world.planted import find as find_planted
 
-        find_planted(mutant, planted_into(parse_target(target)))
+        planted(parse_target(target), mutant, cache)
         return
     from specsim.selfcheck.mutation import find
 

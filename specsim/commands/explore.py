@@ -129,7 +129,7 @@ def _of_target(
     import msgspec
 
     from specsim import interrupts
-    from specsim.engines.load import planted_into
+    from specsim.engines.load import planted
     from specsim.engines.target import parse_target
     from specsim.engines.triage import known_line
     from specsim.isolation.conversation import ChildEnded
@@ -138,13 +138,12 @@ def _of_target(
     from specsim.tiers.messages import At, End, Explore, ExploredByRuns, Request
     from specsim.tiers.process import ask
     from specsim.tiers.registry import TIERS
-    from specsim.world.planted import find
 
     parsed = parse_target(target)
     if not TIERS["scheduler"].is_of(parsed):
         raise UsageError(f"{target} has no scheduler to run", "name a release or a checkout of an engine")
     if mutant:
-        find(mutant, planted_into(parsed))
+        planted(parsed, mutant, open_cache(cache_dir))
     request = Request(
         tier="scheduler",
         target=parsed.text,

@@ -69,21 +69,20 @@ def lossless(
     """Weigh every outcome of a release's own worker at a temperature, and compare with decoding token by token: the
     total variation, as a fraction. 0 is lossless. Exit code 1 when something is not.
     """
-    from specsim.engines.load import planted_into
+    from specsim.engines.load import planted
     from specsim.engines.ranges import expand_targets
     from specsim.files import save_json, save_text
     from specsim.lifting.cache import open_cache
     from specsim.report.lossless import page
     from specsim.report.terminal import print_lossless
     from specsim.tiers.scheduler.lossless import DRAFTS
-    from specsim.world.planted import find
 
     one_of("--drafts", drafts, tuple(DRAFTS))
     chosen = expand_targets(target)
     for each in chosen:
         _require_engine(each)
         if mutant:
-            find(mutant, planted_into(each))
+            planted(each, mutant, open_cache(cache_dir))
     deadline = Deadline.after(budget_seconds)
     rows: list[LosslessRow] = []
     cache = open_cache(cache_dir).folder

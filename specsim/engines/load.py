@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from specsim.world.planted import edit_of, find
 if TYPE_CHECKING:
     from specsim.contracts.provider import Provider
     from specsim.lifting.planted import Planted
+    from specsim.world.packages import Edit
     from specsim.world.scheduler import SchedulerTarget
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
@@ -78,7 +80,7 @@ def load_scheduler(
     `files_of` gave, None where it was not asked; of `files` schedules note which statements run, besides those of the
     scheduler.
     """
-    edit = edit_of(*find(mutant, planted_into(target))) if mutant else None
+    edit = planted(target, mutant, cache) if mutant else None
     if isinstance(target, ModelTarget):
         target = MODEL_SCHEDULER
     if isinstance(target, PythonTarget):
@@ -90,6 +92,18 @@ def load_scheduler(
         return NotRun("scheduler", "packages of operations have no scheduler")
     found: SchedulerTarget | NotRun = _function(maker)(target, cache, edit, root, files)
     return found
+
+
+def planted(target: Target, mutant: str, cache: Cache) -> Edit:
+    """Plants into the scheduler of a target what `--mutant` says: defects of its list, one of its source that is said
+    outright, or a fix that it can take back itself, PRNUMBER. UsageError where there is none.
+    """
+    number = re.fullmatch(r"PR(\d+)", mutant, re.IGNORECASE)
+    takes_back = _engine(target).reverted if isinstance(target, Release | Checkout) else None
+    if number is not None and takes_back is not None:
+        edit: Edit = _function(takes_back)(target, cache, int(number[1]))
+        return edit
+    return edit_of(*find(mutant, planted_into(target)))
 
 
 def planted_into(target: Target) -> Mapping[str, Planted]:

@@ -26,6 +26,8 @@ class Engine:
     `source`        the Python package that is lifted from, None where no Python of it is read
     `kept`          the entries of its wheel that are kept in the cache, None for the whole wheel
     `planted`       the defects that can be planted into its scheduler, by id: (); None for no such thing
+    `reverted`      takes back a fix that a target can take back itself: (target, cache, number of the pull request);
+                    None for no such thing
     `files`         the folder that a target is imported from: (target, cache); None where none is imported
     `build`         builds ahead of a check on a GPU: (target, cache); None where nothing is built
     `known`         the module that knows its functions by release, and finds which have moved; "" for none
@@ -38,6 +40,7 @@ class Engine:
     source: Package | None = None
     kept: re.Pattern[str] | None = None
     planted: Function | None = None
+    reverted: Function | None = None
     files: Function | None = None
     build: Function | None = None
     known: str = ""
@@ -61,6 +64,7 @@ ENGINES = {
         },
         source=Package("SGLang", "sglang", "python/", "srt"),
         planted=("specsim.engines.sglang.scheduler.planted", "planted"),
+        reverted=("specsim.engines.sglang.scheduler.reverted", "reverted"),
         files=("specsim.engines.importable", "folder_of"),
         build=("specsim.engines.sglang.cuda_sources", "build_target"),
         known="specsim.engines.sglang.known",

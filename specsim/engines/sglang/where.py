@@ -27,6 +27,7 @@ OF_SCHEDULES = (*OF_SCHEDULER, "srt/sampling")  # what a schedule runs of
 # Files that are searched.
 CONFIGURATION = ("srt/arg_groups/speculative_hook.py", "srt/server_args.py")  # of speculative decoding, newest first
 ENVIRONMENT = "srt/environ.py"
+FIXES = "srt/debug_utils/pr_fix_toggle.py"  # that a release can take back
 SCHEDULER = "srt/managers/scheduler.py"
 
 # Files with several names.
