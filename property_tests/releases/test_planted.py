@@ -15,7 +15,7 @@ from specsim.world.planted import find
 SOURCE = """
 class Queue:
     def take(self, items, limit):
-        self.seen.clear()
+        self.seen_count.clear()
         count = limit - 1
         if items and len(items) > limit:
             count = 0
@@ -35,7 +35,7 @@ def defect(
 @pytest.mark.parametrize(
     ("edit", "name", "nth", "gone", "there"),
     [
-        ("drop-call", "clear", 0, "self.seen.clear()", "pass"),
+        ("drop-call", "clear", 0, "self.seen_count.clear()", "pass"),
         ("drop-assignment", "count", 2, "self.count = count", "pass"),
         ("empty", "count", 0, "count = limit - 1", "count = None"),
         ("never", "limit", 0, "if items", "if False"),
@@ -49,8 +49,8 @@ def defect(
         ("drop-keyword", "limit", 0, "limit=limit", "dict(count=count)"),
         ("plus-one", "1", 0, "limit - 1", "limit - 2"),
         ("drop-jump", "return", 0, "return dict(count=count, limit=limit)", "pass"),
-        ("wrong-field", "seen>count", 0, "self.seen.clear", "self.count.clear"),
-        ("wrong-field", "count>seen", 0, "= self.count", "= self.seen"),
+        ("wrong-field", "seen_count>count", 0, "self.seen_count.clear", "self.count.clear"),
+        ("wrong-field", "count>seen_count", 0, "= self.count", "= self.seen_count"),
     ],
 )
 def test_an_edit_changes_its_place_alone(edit: str, name: str, nth: int, gone: str, there: str) -> None:
@@ -68,6 +68,12 @@ def test_an_edit_changes_its_place_alone(edit: str, name: str, nth: int, gone: s
 def test_an_edit_without_a_place_is_refused(edit: str, name: str, nth: int) -> None:
     with pytest.raises(UsageError, match="P"):
         edited(SOURCE, defect(edit, name, nth))
+
+
+def test_a_wrong_field_has_a_word_of_its_name_in_common_with_the_right_one() -> None:
+    source = "def f(self):\n    return self.seq_lens + self.extend_lens + self.spec_topk + self.a_b + self.a_c\n"
+    names = {one.name for one, _line in defects_in("m", source, {2}) if one.edit == "wrong-field"}
+    assert names == {"seq_lens>extend_lens", "extend_lens>seq_lens"}
 
 
 def test_what_is_read_before_it_is_assigned_changes_places() -> None:

@@ -14,13 +14,11 @@ from specsim.commands.options import (
     SeedOption,
     one_of,
 )
-from specsim.commands.score import ScoreAsked, score
 from specsim.deadline import Deadline
 from specsim.errors import UsageError
 from specsim.files import save_json, save_text
 from specsim.isolation.limits import allowed_jobs
-from specsim.selfcheck.mutant_table import SCHEDULES_MAX, SEEDS
-from specsim.selfcheck.source_hunt import SCHEDULES as OF_SOURCE
+from specsim.selfcheck.mutant_table import SCHEDULES_MAX, SCHEDULES_OF_SOURCE, SEEDS
 from specsim.verdict import FINDING, INTERRUPTED, NOT_CHECKED, PASS
 
 
@@ -29,7 +27,9 @@ def mutants(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on.")] = SEEDS,
     schedules: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Schedules of a seed, at most. Default: {SCHEDULES_MAX}, of --of {OF_SOURCE}."),
+        typer.Option(
+            min=1, help=f"Schedules of a seed, at most. Default: {SCHEDULES_MAX}; {SCHEDULES_OF_SOURCE} of --of."
+        ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write the table to this file.")] = None,
@@ -66,7 +66,9 @@ def mutants(
     if of is not None:
         if tier is not None or write is not None:
             raise UsageError("--of with --only or --write", "give one of them")
-        asked = ScoreAsked(of, tuple(ids or ()), first_seed, schedules or OF_SOURCE, allowed_jobs(jobs))
+        from specsim.commands.score import ScoreAsked, score
+
+        asked = ScoreAsked(of, tuple(ids or ()), first_seed, schedules or SCHEDULES_OF_SOURCE, allowed_jobs(jobs))
         raise typer.Exit(score(asked, count, json_file, resume, budget_seconds, deadline))
     if resume is not None:
         raise UsageError("--resume without --of", "mutants of the reference engine are hunted in minutes: leave it out")

@@ -11,7 +11,7 @@ import typer
 from specsim.deadline import Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.files import save_json
-from specsim.selfcheck.source_hunt import COLUMNS, ScoredMutant, hunt_all, reached, totals
+from specsim.selfcheck.source_hunt import COLUMNS, Reached, ScoredMutant, hunt_all, reached, totals
 from specsim.selfcheck.source_mutants import SourceMutant, drawn
 from specsim.verdict import INTERRUPTED, NOT_CHECKED, PASS
 
@@ -27,14 +27,14 @@ class ScoreAsked(NamedTuple):
 
 
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON of a score. `lines` counts the statements that the schedules run, `drawn` the mutants that are hunted,
-    of which those are left that are not among `mutants`.
+    """The JSON of a score: `reached` is what the target's own schedules run and show, `drawn` counts the mutants that
+    are hunted, of which those are left that are not among `mutants`.
     """
 
     target: str
     seed: int
     schedules: int
-    lines: int
+    reached: Reached
     drawn: int
     mutants: list[ScoredMutant]
 
@@ -59,30 +59,31 @@ def score(
     target = parse_target(asked.target)
     if not isinstance(target, Release | Checkout) or "scheduler" not in ENGINES[target.engine].subjects:
         raise UsageError(f"{asked.target} has no scheduler of its own", "name ENGINE==VERSION, or ENGINE@PATH")
-    before = _before(resume, asked) if resume is not None else {}
+    before = _before(resume, asked) if resume is not None else None
     source = open_source(target, open_cache())
+    seen = before.reached if before is not None else Reached({}, [])
     mutants: list[SourceMutant] = []
-    lines = 0
-    hunted = []
+    done: dict[str, ScoredMutant] = {}
     with interrupts.gentle(), live(f"hunting mutants of {asked.target}", budget_seconds) as line:
         try:
-            seen = reached(asked.target, asked.seed, asked.schedules, asked.jobs, triaged(target), deadline)
-            lines = sum(map(len, seen.ran.values()))
+            if before is None:
+                seen = reached(asked.target, asked.seed, asked.schedules, asked.jobs, triaged(target), deadline)
             mutants = drawn(source, asked.target, seen.ran, count, asked.seed)
             if asked.ids:
                 mutants = _named(asked.ids, mutants)
-            done = {mutant.id: before[mutant.id] for mutant in mutants if mutant.id in before}
+            ids = {mutant.id for mutant in mutants}
+            done |= {one.id: one for one in (before.mutants if before is not None else ()) if one.id in ids}
 
-            def noted(one: ScoredMutant, _number: int) -> None:
+            def noted(one: ScoredMutant) -> None:
                 done[one.id] = one
                 line.part_done(len(done), len(mutants))
                 if json_file is not None:
-                    save_json(json_file, _json(asked, lines, mutants, done))
+                    save_json(json_file, _json(asked, seen, mutants, done))
 
             hunt_all(
                 asked.target,
                 [mutant for mutant in mutants if mutant.id not in done],
-                seen.known,
+                frozenset(seen.known),
                 seed=asked.seed,
                 schedules=asked.schedules,
                 jobs=asked.jobs,
@@ -90,14 +91,14 @@ def score(
                 stopped=interrupts.asked,
                 deadline=deadline,
             )
-            hunted = [done[mutant.id] for mutant in mutants if mutant.id in done]
         except TimeSpent:
             pass
         interrupted = interrupts.asked()
     if json_file is not None:
-        save_json(json_file, _json(asked, lines, mutants, {one.id: one for one in hunted}))
-    _print(asked, lines, hunted)
-    left = len(mutants) - len(hunted)
+        save_json(json_file, _json(asked, seen, mutants, done))
+    if done:
+        _print(asked, seen, _in_order(mutants, done))
+    left = len(mutants) - len(done)
     if left or not mutants:
         why = "interrupted" if interrupted else "the time budget was spent"
         again = f"; --resume {json_file} goes on" if json_file is not None else ""
@@ -112,8 +113,8 @@ def _named(ids: tuple[str, ...], mutants: list[SourceMutant]) -> list[SourceMuta
     return [by_id[one] for one in ids]
 
 
-def _before(file: Path, asked: ScoreAsked) -> dict[str, ScoredMutant]:
-    """What an earlier run hunted, by id."""
+def _before(file: Path, asked: ScoreAsked) -> Score:
+    """What an earlier run has."""
     try:
         score = msgspec.json.decode(file.read_bytes(), type=Score)
     except OSError as error:
@@ -127,20 +128,26 @@ def _before(file: Path, asked: ScoreAsked) -> dict[str, ScoredMutant]:
     ):
         if was != now:
             raise UsageError(f"{file} is of {name} {was}, and not {now}", "ask for the same, or begin anew")
-    return {one.id: one for one in score.mutants}
+    return score
 
 
-def _json(asked: ScoreAsked, lines: int, mutants: list[SourceMutant], done: dict[str, ScoredMutant]) -> dict[str, Any]:
-    hunted = [done[mutant.id] for mutant in mutants if mutant.id in done]
-    score = Score(asked.target, asked.seed, asked.schedules, lines, len(mutants), hunted)
+def _in_order(mutants: list[SourceMutant], done: dict[str, ScoredMutant]) -> list[ScoredMutant]:
+    return [done[mutant.id] for mutant in mutants if mutant.id in done]
+
+
+def _json(
+    asked: ScoreAsked, seen: Reached, mutants: list[SourceMutant], done: dict[str, ScoredMutant]
+) -> dict[str, Any]:
+    score = Score(asked.target, asked.seed, asked.schedules, seen, len(mutants), _in_order(mutants, done))
     found: dict[str, Any] = msgspec.to_builtins(score)
     return found
 
 
-def _print(asked: ScoreAsked, lines: int, hunted: list[ScoredMutant]) -> None:
+def _print(asked: ScoreAsked, seen: Reached, hunted: list[ScoredMutant]) -> None:
     from specsim.report.terminal import console_of, show, table_of
 
     console = console_of()
+    lines = sum(map(len, seen.ran.values()))
     title = (
         f"{asked.target}: {len(hunted)} mistake{'s' * (len(hunted) != 1)} in the {lines:,} statements that"
         f" {asked.schedules} schedules of seed {asked.seed} run"

@@ -14,7 +14,8 @@ numbers stay.
     empty NAME              the value that is assigned to NAME becomes None, if it is something else
     drop-jump KEYWORD       a `return`, `continue`, `break` or `raise` goes
     read-before NAME        what assigns NAME and the statement behind it, which reads NAME, change places
-    wrong-field NAME>OTHER  of an object whose fields NAME and OTHER are both read, OTHER is read in the place of NAME
+    wrong-field NAME>OTHER  of an object whose fields NAME and OTHER are both read, OTHER is read in the place of NAME:
+                            those with a word in common, as `seq_lens` and `extend_lens`
 
 NAME of `plus-one` and `minus-one` may be a whole number, as it is written. `nth` says which of several places it is,
 from 0, in the order of the source.
@@ -298,8 +299,12 @@ def _wrong_field(function: ast.AST) -> Iterator[EditPlace]:
         fields.setdefault(ast.dump(node.value), {})[node.attr] = None
     for node in read:
         for other in fields[ast.dump(node.value)]:
-            if other != node.attr:
+            if other != node.attr and _words(other) & _words(node.attr):
                 yield EditPlace([f"{node.attr}>{other}"], node, functools.partial(setattr, node, "attr", other))
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in name.split("_") if len(word) > 1}
 
 
 EDITS: dict[str, Callable[[ast.AST], Iterator[EditPlace]]] = {

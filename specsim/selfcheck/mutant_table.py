@@ -18,6 +18,7 @@ from specsim.selfcheck.hunt import Hunted, InterruptedHuntError, hunt_in_child
 
 SEEDS = 3
 SCHEDULES_MAX = 1000
+SCHEDULES_OF_SOURCE = 420  # of a mutant of a target's own source
 COLUMNS = ("mutant", "found", "rules", "schedules, median", "worst")
 
 

@@ -15,8 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count as counting
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -26,7 +25,6 @@ from specsim.errors import UsageError
 from specsim.isolation import environment, processes
 from specsim.selfcheck.source_mutants import KINDS, SourceMutant
 
-SCHEDULES = 420
 HANG_SECONDS = 10.0  # of a schedule
 SECONDS_MAX = 900.0  # of a mutant
 QUIET = 10
@@ -56,19 +54,25 @@ class ScoredMutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.schedule > 0 and not self.ended
 
 
-class Reached(NamedTuple):
-    """What the schedules of a target as it is run, by file the first lines of statements, and what they show."""
+class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the schedules of a target as it is run, by file the first lines of statements, and what is no news of it:
+    the signatures that they show, and those of its triage list.
+    """
 
     ran: dict[str, list[int]]
-    known: frozenset[str]
+    known: list[str]
 
 
 def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collection[str], deadline: Deadline) -> Reached:
-    """Run the first schedules of a seed on a target as it is. UsageError where it is not run."""
-    parts = [range(job, schedules, jobs) for job in range(min(jobs, schedules))]
+    """Run the first schedules of a seed on a target as it is. UsageError where it is not run.
+
+    The first one runs alone: it compiles the target's modules into the cache, which each process would else do.
+    """
+    parts = [part for job in range(jobs) if (part := range(1 + job, schedules, jobs))]
     try:
-        with ThreadPoolExecutor(len(parts)) as pool:
-            answers = list(pool.map(lambda part: _asked(target, "", seed, part, (), deadline.timeout), parts))
+        answers = [_asked(target, "", seed, range(1), (), deadline.timeout)]
+        with ThreadPoolExecutor(jobs) as pool:
+            answers += pool.map(lambda part: _asked(target, "", seed, part, (), deadline.timeout), parts)
     except subprocess.TimeoutExpired:
         raise TimeSpent(SPENT) from None
     lines: dict[str, set[int]] = {}
@@ -81,7 +85,7 @@ def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collecti
         known.update(signature for shown in answer["shown"] for signature in shown)
         for file, ran in answer["ran"].items():
             lines.setdefault(file, set()).update(ran)
-    return Reached({file: sorted(ran) for file, ran in sorted(lines.items())}, frozenset(known))
+    return Reached({file: sorted(ran) for file, ran in sorted(lines.items())}, sorted(known))
 
 
 def hunt_all(
@@ -92,25 +96,24 @@ def hunt_all(
     seed: int,
     schedules: int,
     jobs: int,
-    on_done: Callable[[ScoredMutant, int], object] = lambda _hunted, _done: None,
+    on_done: Callable[[ScoredMutant], object],
     stopped: Callable[[], bool] = lambda: False,
     deadline: Deadline = NEVER,
-) -> list[ScoredMutant]:
-    """Hunt mutants, `jobs` at a time. After `stopped` and the `deadline` none is begun, and those that run are left
-    out.
+) -> None:
+    """Hunt mutants, `jobs` at a time, and tell each `on_done`. After `stopped` and the `deadline` none is begun, and
+    those that run are left out.
     """
-    done = counting(1)
 
-    def hunt(mutant: SourceMutant) -> ScoredMutant | None:
+    def hunt(mutant: SourceMutant) -> None:
         if stopped() or deadline.is_over:
-            return None
+            return
         hunted = _hunted(target, mutant, known, seed, schedules, deadline)
         if hunted is not None:
-            on_done(hunted, next(done))
-        return hunted
+            on_done(hunted)
 
     with ThreadPoolExecutor(jobs) as pool:
-        return [hunted for hunted in pool.map(hunt, mutants) if hunted is not None]
+        for _ in pool.map(hunt, mutants):
+            pass
 
 
 def _hunted(

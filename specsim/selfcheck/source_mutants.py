@@ -27,7 +27,7 @@ KINDS = {
 """The kinds of mistakes, by the edits that make them (`specsim.lifting.planted`)."""
 _TELLS = re.compile(
     r"(?:^|_)(?:log|logs|logger|logging|log_\w+|metrics?|stats?|print|repr|report\w*|profil\w*|trac(?:e|er|ing)|debug|"
-    r"warn\w*|dump\w*|health\w*|watchdog|latency|observ\w*|time\w*)(?:_|$)",
+    r"warn\w*|dump\w*|health\w*|watchdog|latency|fpm|observ\w*|time\w*)(?:_|$)",
     re.IGNORECASE,
 )
 """Names of what tells people something and decides nothing."""
