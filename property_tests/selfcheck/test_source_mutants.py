@@ -12,7 +12,7 @@ from property_tests.support.command_line import specsim
 from property_tests.support.known_releases import FEW
 from property_tests.support.made_up_sources import MadeUpSource
 from specsim.lifting.planted import EDITS, edited
-from specsim.selfcheck.source_hunt import ScoredMutant, totals
+from specsim.selfcheck.source_hunt import Reached, ScoredMutant, Together, totals
 from specsim.selfcheck.source_mutants import KINDS, SourceMutant, drawn
 from specsim.world.planted import find
 
@@ -82,6 +82,22 @@ def test_a_seed_and_a_target_decide_what_is_drawn() -> None:
     assert [mutant.id for mutant in drawn(SOURCE, "a target", RAN, 20, 0)][:8] == ids("a target", 0)
 
 
+def test_a_mutant_is_hunted_by_the_schedules_that_run_its_statement() -> None:
+    """Here one of a statement of two lines, on its second."""
+    (mutant,) = (
+        one for one in drawn(SOURCE, "a target", {FILE: [13]}, 100, 0) if one.line == 14 and "keyword" in one.id
+    )
+    assert (mutant.statement, mutant.line) == (13, 14)
+    blocks = [
+        Together("3", {FILE: [4, 5]}),
+        Together("b", {"other.py": [13]}),
+        Together("15", {FILE: [7, 13]}),
+    ]
+    seen = Reached(blocks, [])
+    assert seen.schedules_of(mutant) == [0, 2, 4]
+    assert seen.ran == {FILE: [4, 5, 7, 13], "other.py": [13]}
+
+
 def hunted(kind: str, schedule: int = 0, *, quiet: bool = True, ended: bool = False) -> ScoredMutant:
     return ScoredMutant(f"{kind}{schedule}{quiet}{ended}", FILE, 1, kind, schedule, "", quiet, ended)
 
@@ -111,7 +127,7 @@ def test_a_score_is_of_drawn_mutants_and_goes_on_where_it_was_left(tmp_path: Pat
     assert ended.returncode == 0, ended.stdout + ended.stderr
     one = json.loads((tmp_path / "one.json").read_text())
     assert (one["target"], one["schedules"], one["drawn"], len(one["mutants"])) == (target, 2, 1, 1)
-    lines = sum(map(len, one["reached"]["ran"].values()))
+    lines = sum(len(lines) for block in one["reached"]["blocks"] for lines in block["ran"].values())
     assert lines > 1000
     assert f"{target}: 1 mistake in the {lines:,} statements" in ended.stdout
 
@@ -147,5 +163,5 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(
     assert "Traceback" not in ended.stderr
 
 
-def test_a_mutant_is_a_tuple_of_what_the_score_has() -> None:
-    assert SourceMutant._fields == ScoredMutant.__struct_fields__[:4]
+def test_a_score_has_what_a_mutant_is() -> None:
+    assert SourceMutant._fields[:4] == ScoredMutant.__struct_fields__[:4]

@@ -61,7 +61,7 @@ def score(
         raise UsageError(f"{asked.target} has no scheduler of its own", "name ENGINE==VERSION, or ENGINE@PATH")
     before = _before(resume, asked) if resume is not None else None
     source = open_source(target, open_cache())
-    seen = before.reached if before is not None else Reached({}, [])
+    seen = before.reached if before is not None else Reached([], [])
     mutants: list[SourceMutant] = []
     done: dict[str, ScoredMutant] = {}
     with interrupts.gentle(), live(f"hunting mutants of {asked.target}", budget_seconds) as line:
@@ -83,9 +83,8 @@ def score(
             hunt_all(
                 asked.target,
                 [mutant for mutant in mutants if mutant.id not in done],
-                frozenset(seen.known),
+                seen,
                 seed=asked.seed,
-                schedules=asked.schedules,
                 jobs=asked.jobs,
                 on_done=noted,
                 stopped=interrupts.asked,

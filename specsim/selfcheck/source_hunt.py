@@ -1,9 +1,10 @@
 """How many defects of one statement in a target's own source its schedules find: its mutation score.
 
-The first schedules of a seed are run on the target as it is, which says what they run of it and what it shows. Each
-mutant (`specsim.selfcheck.source_mutants`) then runs the same schedules until one shows what the target as it is shows
-in none of them and what its triage list does not have. Run as a module, this is the process that runs schedules of one
-target or mutant: it reads a question from standard input and prints JSON.
+The first schedules of a seed are run on the target as it is, which says what each runs of it and what it shows. Each
+mutant (`specsim.selfcheck.source_mutants`) then runs those of them that run its statement, until one shows what the
+target as it is shows in none of all and what its triage list does not have. The others would run as they did: a
+schedule is a function of its seed, its number and what is run. Run as a module, this is the process that runs schedules
+of one target or mutant: it reads a question from standard input and prints JSON.
 """
 
 from __future__ import annotations
@@ -54,13 +55,37 @@ class ScoredMutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.schedule > 0 and not self.ended
 
 
+class Together(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Statements, by file their first lines, and the schedules that run them, from 0: the bits of a number, in hex."""
+
+    schedules: str
+    ran: dict[str, list[int]]
+
+
 class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the schedules of a target as it is run, by file the first lines of statements, and what is no news of it:
-    the signatures that they show, and those of its triage list.
+    """What the schedules of a target as it is run, and what is no news of it: the signatures that they show, and those
+    of its triage list.
     """
 
-    ran: dict[str, list[int]]
+    blocks: list[Together]
     known: list[str]
+
+    @property
+    def ran(self) -> dict[str, list[int]]:
+        """By file the first lines of all statements that are run, sorted."""
+        found: dict[str, list[int]] = {}
+        for block in self.blocks:
+            for file, lines in block.ran.items():
+                found.setdefault(file, []).extend(lines)
+        return {file: sorted(found[file]) for file in sorted(found)}
+
+    def schedules_of(self, mutant: SourceMutant) -> list[int]:
+        """Those that run its statement."""
+        for block in self.blocks:
+            if mutant.statement in block.ran.get(mutant.file, ()):
+                mask = int(block.schedules, 16)
+                return [index for index in range(mask.bit_length()) if mask >> index & 1]
+        return []
 
 
 def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collection[str], deadline: Deadline) -> Reached:
@@ -70,12 +95,12 @@ def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collecti
     """
     parts = [part for job in range(jobs) if (part := range(1 + job, schedules, jobs))]
     try:
-        answers = [_asked(target, "", seed, range(1), (), deadline.timeout)]
+        answers = [_asked(target, "", seed, (0,), (), deadline.timeout)]
         with ThreadPoolExecutor(jobs) as pool:
             answers += pool.map(lambda part: _asked(target, "", seed, part, (), deadline.timeout), parts)
     except subprocess.TimeoutExpired:
         raise TimeSpent(SPENT) from None
-    lines: dict[str, set[int]] = {}
+    masks: dict[tuple[str, int], int] = {}
     known = set(triaged)
     for answer in answers:
         if answer is None:
@@ -83,18 +108,27 @@ def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collecti
         if answer["why"]:
             raise UsageError(f"the scheduler of {target} is not run: {answer['why']}", "name another target")
         known.update(signature for shown in answer["shown"] for signature in shown)
-        for file, ran in answer["ran"].items():
-            lines.setdefault(file, set()).update(ran)
-    return Reached({file: sorted(ran) for file, ran in sorted(lines.items())}, sorted(known))
+        for mask, ran in answer["ran"].items():
+            for file, lines in ran.items():
+                for line in lines:
+                    masks[file, line] = masks.get((file, line), 0) | int(mask, 16)
+    return Reached([Together(mask, ran) for mask, ran in _by_mask(masks).items()], sorted(known))
+
+
+def _by_mask(masks: Mapping[tuple[str, int], int]) -> dict[str, dict[str, list[int]]]:
+    """Of statements by file and line, those of each set of schedules."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for (file, line), mask in sorted(masks.items()):
+        found.setdefault(f"{mask:x}", {}).setdefault(file, []).append(line)
+    return found
 
 
 def hunt_all(
     target: str,
     mutants: Sequence[SourceMutant],
-    known: frozenset[str],
+    seen: Reached,
     *,
     seed: int,
-    schedules: int,
     jobs: int,
     on_done: Callable[[ScoredMutant], object],
     stopped: Callable[[], bool] = lambda: False,
@@ -107,7 +141,7 @@ def hunt_all(
     def hunt(mutant: SourceMutant) -> None:
         if stopped() or deadline.is_over:
             return
-        hunted = _hunted(target, mutant, known, seed, schedules, deadline)
+        hunted = _hunted(target, mutant, seen, seed, deadline)
         if hunted is not None:
             on_done(hunted)
 
@@ -116,25 +150,29 @@ def hunt_all(
             pass
 
 
-def _hunted(
-    target: str, mutant: SourceMutant, known: frozenset[str], seed: int, schedules: int, deadline: Deadline
-) -> ScoredMutant | None:
+def _hunted(target: str, mutant: SourceMutant, seen: Reached, seed: int, deadline: Deadline) -> ScoredMutant | None:
     timeout = min(SECONDS_MAX, deadline.left)
+    known = set(seen.known)
+    indices = seen.schedules_of(mutant)
     try:
-        answer = _asked(target, mutant.id, seed, range(schedules), sorted(known), timeout)
+        answer = _asked(target, mutant.id, seed, indices, seen.known, timeout)
     except subprocess.TimeoutExpired:
-        return None if deadline.is_over else ScoredMutant(*mutant, 0, "", quiet=False, ended=True)
+        return None if deadline.is_over else _scored(mutant, 0, "", quiet=False, ended=True)
     if answer is None:
         return None
     if answer["why"]:
-        return ScoredMutant(*mutant, 1, _START, quiet=False)
+        return _scored(mutant, 1, _START, quiet=False)
     first, signature, loud = 0, "", False
-    for number, shown in enumerate(answer["shown"], 1):
-        new = set(shown) - known
+    for index, shown in zip(indices, answer["shown"], strict=False):  # it ends where one is found
+        number, new = index + 1, set(shown) - known
         if new and not first:
             first, signature = number, min(new, key=lambda each: (_rule(each) == _HANGS, each))
         loud = loud or (number <= QUIET and any(_rule(each) in (*_LOUD, _START) for each in new))
-    return ScoredMutant(*mutant, first, signature, quiet=not loud, ended=_rule(signature) == _HANGS)
+    return _scored(mutant, first, signature, quiet=not loud, ended=_rule(signature) == _HANGS)
+
+
+def _scored(mutant: SourceMutant, schedule: int, signature: str, *, quiet: bool, ended: bool = False) -> ScoredMutant:
+    return ScoredMutant(mutant.id, mutant.file, mutant.line, mutant.kind, schedule, signature, quiet, ended)
 
 
 def _rule(signature: str) -> str:
@@ -142,18 +180,17 @@ def _rule(signature: str) -> str:
 
 
 def _asked(
-    target: str, mutant: str, seed: int, indices: range, known: Sequence[str], timeout: float | None
+    target: str, mutant: str, seed: int, indices: Sequence[int], known: Sequence[str], timeout: float | None
 ) -> dict[str, Any] | None:
-    """What the process says: why the target is not run, else what each schedule shows, and what was run. None when it
-    was interrupted.
+    """What the process says: why the target is not run, else what each schedule shows and, of a target as it is, which
+    statements which schedules run. None when it was interrupted.
     """
     question = {
         "target": target,
         "mutant": mutant,
         "seed": seed,
-        "indices": [indices.start, indices.stop, indices.step],
-        "known": known,
-        "all": not mutant,
+        "indices": list(indices),
+        "known": list(known),
     }
     ended = processes.run(
         [sys.executable, "-m", __name__],
@@ -218,14 +255,14 @@ def main() -> int:
         answers.close()
         return 0
     shown, ran = _run(scheduler, question)
-    answers.write(json.dumps({"why": "", "shown": shown, "ran": {file: sorted(of) for file, of in ran.items()}}))
+    answers.write(json.dumps({"why": "", "shown": shown, "ran": _by_mask(ran)}))
     answers.close()
     return 0
 
 
-def _run(scheduler: Any, question: Mapping[str, Any]) -> tuple[list[list[str]], dict[str, set[int]]]:
-    """What each schedule shows, and the statements that they run: of all, or until one shows what is not known and
-    enough of the first ones were run.
+def _run(scheduler: Any, question: Mapping[str, Any]) -> tuple[list[list[str]], dict[tuple[str, int], int]]:
+    """What each schedule shows: of a mutant until one shows what is not known and enough of the first ones were run.
+    And of a target as it is, by file and line of each statement, the schedules that run it, as bits.
     """
     from specsim.rules.table import CHECKS
     from specsim.tiers.scheduler.answers import violations_of
@@ -233,22 +270,24 @@ def _run(scheduler: Any, question: Mapping[str, Any]) -> tuple[list[list[str]], 
 
     known = set(question["known"])
     shown: list[list[str]] = []
-    ran: dict[str, set[int]] = {}
+    ran: dict[tuple[str, int], int] = {}
     is_found = False
     starters = Starters(scheduler, CHECKS)
-    for number, index in enumerate(range(*question["indices"]), 1):
+    for index in question["indices"]:
         outcome = starters.run(wanted(scheduler.setups, question["seed"], index, HANG_SECONDS))
         signatures = [violation.signature for violation in violations_of(outcome)]
         if isinstance(outcome, NotStarted):
             signatures.append(f"scheduler:{_START}:{index % len(scheduler.setups)}")
         shown.append(signatures)
-        if isinstance(outcome, Ran):
-            for file, lines in outcome.record.ran_lines.items():
-                ran.setdefault(file, set()).update(lines)
+        if not question["mutant"]:
+            for file, lines in outcome.record.ran_lines.items() if isinstance(outcome, Ran) else ():
+                for line in lines:
+                    ran[file, line] = ran.get((file, line), 0) | 1 << index
+            continue
         new = set(signatures) - known
         is_found = is_found or bool(new)
         is_loud = any(_rule(each) in (*_LOUD, _START) for each in new)
-        if is_found and not question["all"] and (is_loud or number >= QUIET):
+        if is_found and (is_loud or index + 1 >= QUIET):
             break
     starters.close()
     return shown, ran

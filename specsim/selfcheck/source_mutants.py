@@ -34,12 +34,15 @@ _TELLS = re.compile(
 
 
 class SourceMutant(NamedTuple):
-    """A defect by the id that `--mutant` takes, its file below the package, its line, and its kind."""
+    """A defect by the id that `--mutant` takes, its file below the package, its line, its kind, and the first line of
+    the statement that it is in.
+    """
 
     id: str
     file: str
     line: int
     kind: str
+    statement: int
 
 
 def drawn(
@@ -68,15 +71,17 @@ def drawn(
 def _of_file(source: SourceTree, file: str, ran: Collection[int]) -> Iterator[SourceMutant]:
     text = source.read(file)
     ends = dict(probed(text, file).spans)
-    lines = {line for first in ran for line in range(first, ends.get(first, first) + 1)}
-    lines -= {line for part in _telling(ast.parse(text)) for line in part}
+    lines = {line: first for first in sorted(ran) for line in range(first, ends.get(first, first) + 1)}
+    for part in _telling(ast.parse(text)):
+        for line in part:
+            lines.pop(line, None)
     module = f"{source.package}.{file.removesuffix('.py').replace('/', '.')}"
     kinds = {edit: kind for kind, edits in KINDS.items() for edit in edits}
     if _TELLS.search(module.rpartition(".")[2]):
         return
     for defect, line in defects_in(module, text, lines):
         if defect.edit in kinds and not any(map(_TELLS.search, defect.function.split("."))):
-            yield SourceMutant(defect.id, file, line, kinds[defect.edit])
+            yield SourceMutant(defect.id, file, line, kinds[defect.edit], lines[line])
 
 
 def _telling(tree: ast.Module) -> Iterator[range]:
