@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from property_tests.support.known_releases import FEW, RELEASES
 from property_tests.support.told_answers import MISTAKES
-from specsim.engines.sglang.scheduler.outputs import FIELDS, unknown_fields
+from specsim.engines.sglang.scheduler.outputs import FIELDS, uneven, unknown_fields
 from specsim.lifting.source import SourceTree
 from specsim.rules.table import BY_ID
 
@@ -69,6 +70,25 @@ def test_a_field_that_a_release_adds_is_drift() -> None:
         mood: list[str]
 
     assert unknown_fields(Message) == ["mood"]
+
+
+def test_a_list_of_a_message_has_an_entry_for_each_request() -> None:
+    message = SimpleNamespace(
+        rids=["a", "b"],
+        output_ids=[[1], [2]],
+        retraction_counts=[0],
+        cached_tokens=[1, 2, 3],
+        input_token_logprobs_val=[],
+        input_token_logprobs_idx=[[], []],
+        output_top_logprobs_val=None,
+        output_hidden_states=[[0.5]],
+    )
+    assert [(one.name, one.requests, one.elements) for one in uneven(message)] == [
+        ("answers:cached_tokens", 2, 3),
+        ("answers:input_token_logprobs_val", 2, 0),
+        ("answers:retraction_counts", 2, 1),
+    ]
+    assert list(uneven(SimpleNamespace(rid="a"))) == []
 
 
 def test_the_page_has_every_field() -> None:

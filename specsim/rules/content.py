@@ -55,7 +55,9 @@ def _what_is_there(content: WrongContent) -> str:
 
 
 class BatchState(Check):
-    """Each input of a launch has one element for each request of its batch."""
+    """Each input of a launch has one element for each request of its batch, and so has each list of a message with
+    answers.
+    """
 
     rule = Rule(
         "I52",

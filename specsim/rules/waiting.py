@@ -1,8 +1,8 @@
-"""How long requests wait, and what their users are told of it."""
+"""How long requests wait, who need not wait again, and what users are told of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import itemgetter
 
@@ -50,6 +50,54 @@ class Admission(Check):
     def _fits(self, load: Load) -> bool:
         need = max((length for _rid, length in load.waiting), default=0) + load.running + self._margin
         return bool(load.waiting) and load.free_rows > 0 and need <= load.free
+
+
+def spare(setup: Setup, facts: Facts) -> int:
+    """Slots that a running request may have beside those of its tokens: of the steps that it is ahead, of the next one,
+    and of pages that it has begun, of which each branch of a tree has one.
+    """
+    return (facts.ahead + 1) * setup.draft_tokens + (setup.topk + 1) * setup.page_size
+
+
+def _now_and_then() -> Callable[[Load], Load]:
+    """Who runs waits, every other time."""
+    times = iter(range(1_000_000))
+
+    def waits(load: Load) -> Load:
+        if next(times) % 2:
+            return load
+        return replace(load, waiting=tuple((rid, 1) for rid, *_ in load.lengths), lengths=())
+
+    return waits
+
+
+class Retraction(Check):
+    """Looked at where the pool had room before, and has it without what was taken, for whatever all that ran may need
+    in their next steps. A pause and one who is more urgent may take it nevertheless.
+    """
+
+    rule = Rule("S14", "retraction", "nobody who runs is retracted while there is room", Severity.METRIC)
+    reads_past = True
+    defects = (Lie("retracts all", "load", _now_and_then()),)
+
+    def __init__(self, setup: Setup, facts: Facts) -> None:
+        super().__init__(setup, facts)
+        self._go_on: dict[str, int] = {}
+        """Those that ran and had room to go on, and how many slots each had."""
+
+    def while_running(self, moment: Moment) -> Iterator[Violation]:
+        load, went_on = moment.load, self._go_on
+        need = spare(self.setup, self.facts)
+        has_room = load.free >= len(load.lengths) * need and not moment.is_paused and not self.setup.priorities
+        self._go_on = {rid: has for rid, _claimed, has in load.lengths} if has_room else {}
+        if moment.is_paused:
+            return
+        waiting = {rid for rid, _length in load.waiting}
+        for rid, has in went_on.items():
+            room = load.free - has
+            if rid in waiting and has >= 0 and room >= len(went_on) * need:
+                actual = f"it waits again, beside {room} free slots and {len(went_on)} who ran"
+                yield self.broken("room", rid, "to go on", actual)
 
 
 def _goes_on(seen: Seen) -> Seen:

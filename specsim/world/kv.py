@@ -74,7 +74,9 @@ class BadValue:
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input of a launch: how many requests its batch has, and how many elements it has itself."""
+    """An input of a launch, or a list of a message: how many requests its batch has, and how many elements it has
+    itself.
+    """
 
     name: str
     requests: int

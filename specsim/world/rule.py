@@ -152,11 +152,14 @@ class Check:
     `rule`     its number, name, sentence and severity
     `defects`  what it finds; the tests see that a scheduler which has one of them breaks this rule and no other
     `spoils`   whether a token is wrong, or will be, where it does not hold: races are not harmless then
+    `reads_past`  whether what it remembers is no part of a state that is explored: that stands for the first schedule
+                  that led to it
     """
 
     rule: ClassVar[Rule]
     defects: ClassVar[tuple[Lie, ...]] = ()
     spoils: ClassVar[bool] = False
+    reads_past: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, facts: Facts) -> None:
         self.setup, self.facts = setup, facts
@@ -204,10 +207,11 @@ class Rules:
 
     @property
     def remembered(self) -> list[dict[str, Any]]:
-        """What the others remember of it."""
+        """What the others remember of it that is part of a state."""
         return [
             {name: value for name, value in vars(check).items() if name not in ("setup", "facts")}
             for check in self._running
+            if not check.reads_past
         ]
 
     def broken_so_far(self, run: Run) -> list[Violation]:

@@ -18,7 +18,7 @@ ITERATIONS_MAX = 1500
 
 class Moment(NamedTuple):
     """The start of an iteration. `left` requests that ran have had their last answer by then: one that is aborted while
-    it waits leaves no batch. `is_paused` says whether users have paused the scheduler.
+    it waits leaves no batch. `is_paused` says whether users have paused the scheduler, or let it go on just now.
     """
 
     iteration: int
@@ -81,7 +81,7 @@ class Users:
         """The messages that arrive at an iteration, None when all is over."""
         self.iterations = iteration
         ended = self._ended(iteration)
-        self._watch(Moment(iteration, self.started.load(), self._left, self._resumes_at > iteration))
+        self._watch(Moment(iteration, self.started.load(), self._left, self._resumes_at >= iteration))
         self._decide(iteration)
         if iteration in self.workload.leaps:
             self._leap()

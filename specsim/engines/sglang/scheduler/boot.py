@@ -28,7 +28,7 @@ from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.modules import PACKAGE, release_module
 from specsim.engines.sglang.scheduler.ngram import corpus_class
 from specsim.engines.sglang.scheduler.options import Options
-from specsim.engines.sglang.scheduler.outputs import Pool, SentOutput, take
+from specsim.engines.sglang.scheduler.outputs import Pool, SentOutput, take, uneven
 from specsim.engines.sglang.scheduler.release_worker import ReleaseWorker, runner_class
 from specsim.engines.sglang.scheduler.worker import Tables, Worker
 from specsim.errors import UsageError
@@ -291,6 +291,8 @@ class Booted:
         return arriving
 
     def _send(self, message: Any, *_arguments: Any) -> None:
+        for found in uneven(message):
+            self.worker.reports.add_first("", found.name, found)
         take(self._outputs, message)
 
     # ---- what arrives

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from specsim.engines.sglang.scheduler.attention import hashes_of
+from specsim.world.kv import BatchInput
 from specsim.world.scheduler import LogprobRow, Part
 
 
@@ -159,6 +160,17 @@ def _continued(seen: SentOutput, message: Any, i: int) -> SentOutput:
         _hidden((getattr(message, "output_hidden_states", None) or ())[i : i + 1]),
         seen.prompt_logprobs + tuple(_logprobs(message, i, "input")),
     )
+
+
+def uneven(message: Any) -> Iterator[BatchInput]:
+    """The lists of a message that have not one entry for each of its requests. Of hidden states there may be fewer: a
+    release may say nothing of its last requests.
+    """
+    requests = len(getattr(message, "rids", None) or ())
+    for name in sorted(FIELDS.keys() - {"output_hidden_states"}) if requests else ():
+        said = getattr(message, name, None)
+        if isinstance(said, list) and len(said) != requests:
+            yield BatchInput(f"answers:{name}", requests, len(said))
 
 
 def _waited(message: Any, i: int) -> float | None:
