@@ -39,7 +39,7 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release"),
     Setup(worker="release", graphs=True, page_size=4, reserve=0.1),
     Setup(worker="release", topk=2, draft_tokens=6, slots=320),
-    Setup(worker="release", graphs=True, topk=2, draft_tokens=6, slots=400, page_size=4),
+    Setup(worker="release", graphs=True, topk=2, draft_tokens=6, slots=400, page_size=4, context=62),
     Setup(worker="release", graphs=True, chunk=12, slots=112, reserve=0.1, radix=False),
     Setup(worker="release", graphs=True, sessions=True, slots=240),
     Setup(worker="release", graphs=True, steps=1, draft_tokens=2, slots=128, reserve=0.1),
