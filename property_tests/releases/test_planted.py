@@ -76,6 +76,28 @@ def test_a_wrong_field_has_a_word_of_its_name_in_common_with_the_right_one() -> 
     assert names == {"seq_lens>extend_lens", "extend_lens>seq_lens"}
 
 
+def test_a_jump_to_where_all_goes_anyway_is_no_defect() -> None:
+    source = """def f(items):
+    for item in items:
+        if not item:
+            continue
+        if item > 3:
+            continue
+        else:
+            with item:
+                continue
+    if items:
+        return
+    while items:
+        return None
+    if items:
+        return 3
+    else:
+        return None
+"""
+    assert [line for one, line in defects_in("m", source, range(20)) if one.edit == "drop-jump"] == [4, 11, 13, 15]
+
+
 def test_what_is_read_before_it_is_assigned_changes_places() -> None:
     text = ast.unparse(edited(SOURCE, defect("read-before", "count", 0)))
     assert text.index("self.last = self.count") < text.index("self.count = count")

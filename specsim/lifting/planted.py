@@ -12,7 +12,7 @@ numbers stay.
     swap-operands NAME      of a subtraction, a division or a comparison that mentions NAME, and where they matter
     drop-keyword NAME       the keyword argument NAME of a call goes
     empty NAME              the value that is assigned to NAME becomes None, if it is something else
-    drop-jump KEYWORD       a `return`, `continue`, `break` or `raise` goes
+    drop-jump KEYWORD       a `return`, `continue`, `break` or `raise` goes that does not go on where all end anyway
     read-before NAME        what assigns NAME and the statement behind it, which reads NAME, change places
     wrong-field NAME>OTHER  of an object whose fields NAME and OTHER are both read, OTHER is read in the place of NAME:
                             those with a word in common, as `seq_lens` and `extend_lens`
@@ -268,9 +268,30 @@ _JUMPS = {ast.Return: "return", ast.Continue: "continue", ast.Break: "break", as
 
 
 def _drop_jump(function: ast.AST) -> Iterator[EditPlace]:
+    idle = {id(jump) for node in ast.walk(function) for jump in _idle_jumps(node)}
     for parent, field, index, node in _walk(function):
-        if name := _JUMPS.get(type(node)):
+        if (name := _JUMPS.get(type(node))) and id(node) not in idle:
             yield _dropped([name], node, parent, field, index)
+
+
+def _idle_jumps(node: ast.AST) -> Iterator[ast.stmt]:
+    """The jumps that go where their function or loop goes without them."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        for last in _last_statements(node.body):
+            if isinstance(last, ast.Return) and (last.value is None or ast.unparse(last.value) == "None"):
+                yield last
+    elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+        yield from (last for last in _last_statements(node.body) if isinstance(last, ast.Continue))
+
+
+def _last_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements behind which nothing of a body is left to run."""
+    for last in body[-1:]:
+        yield last
+        if isinstance(last, ast.If):
+            yield from (*_last_statements(last.body), *_last_statements(last.orelse))
+        elif isinstance(last, ast.With):
+            yield from _last_statements(last.body)
 
 
 def _read_before(function: ast.AST) -> Iterator[EditPlace]:

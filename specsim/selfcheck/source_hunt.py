@@ -93,25 +93,31 @@ def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collecti
 
     The first one runs alone: it compiles the target's modules into the cache, which each process would else do.
     """
+
+    def answered(part: Sequence[int]) -> dict[str, Any]:
+        answer = _asked(target, "", seed, part, (), deadline.timeout)
+        if answer is None:
+            raise KeyboardInterrupt
+        if answer["why"]:
+            raise UsageError(f"the scheduler of {target} is not run: {answer['why']}", "name another target")
+        return answer
+
     parts = [part for job in range(jobs) if (part := range(1 + job, schedules, jobs))]
     try:
-        answers = [_asked(target, "", seed, (0,), (), deadline.timeout)]
+        answers = [answered((0,))]
         with ThreadPoolExecutor(jobs) as pool:
-            answers += pool.map(lambda part: _asked(target, "", seed, part, (), deadline.timeout), parts)
+            answers += pool.map(answered, parts)
     except subprocess.TimeoutExpired:
         raise TimeSpent(SPENT) from None
     masks: dict[tuple[str, int], int] = {}
     known = set(triaged)
     for answer in answers:
-        if answer is None:
-            raise KeyboardInterrupt
-        if answer["why"]:
-            raise UsageError(f"the scheduler of {target} is not run: {answer['why']}", "name another target")
         known.update(signature for shown in answer["shown"] for signature in shown)
         for mask, ran in answer["ran"].items():
+            bits = int(mask, 16)
             for file, lines in ran.items():
                 for line in lines:
-                    masks[file, line] = masks.get((file, line), 0) | int(mask, 16)
+                    masks[file, line] = masks.get((file, line), 0) | bits
     return Reached([Together(mask, ran) for mask, ran in _by_mask(masks).items()], sorted(known))
 
 
@@ -157,22 +163,18 @@ def _hunted(target: str, mutant: SourceMutant, seen: Reached, seed: int, deadlin
     try:
         answer = _asked(target, mutant.id, seed, indices, seen.known, timeout)
     except subprocess.TimeoutExpired:
-        return None if deadline.is_over else _scored(mutant, 0, "", quiet=False, ended=True)
+        return None if deadline.is_over else ScoredMutant(*mutant[:4], 0, "", False, ended=True)
     if answer is None:
         return None
     if answer["why"]:
-        return _scored(mutant, 1, _START, quiet=False)
+        return ScoredMutant(*mutant[:4], 1, _START, False)
     first, signature, loud = 0, "", False
     for index, shown in zip(indices, answer["shown"], strict=False):  # it ends where one is found
         number, new = index + 1, set(shown) - known
         if new and not first:
             first, signature = number, min(new, key=lambda each: (_rule(each) == _HANGS, each))
         loud = loud or (number <= QUIET and any(_rule(each) in (*_LOUD, _START) for each in new))
-    return _scored(mutant, first, signature, quiet=not loud, ended=_rule(signature) == _HANGS)
-
-
-def _scored(mutant: SourceMutant, schedule: int, signature: str, *, quiet: bool, ended: bool = False) -> ScoredMutant:
-    return ScoredMutant(mutant.id, mutant.file, mutant.line, mutant.kind, schedule, signature, quiet, ended)
+    return ScoredMutant(*mutant[:4], first, signature, not loud, ended=_rule(signature) == _HANGS)
 
 
 def _rule(signature: str) -> str:

@@ -70,8 +70,7 @@ def drawn(
 
 def _of_file(source: SourceTree, file: str, ran: Collection[int]) -> Iterator[SourceMutant]:
     text = source.read(file)
-    ends = dict(probed(text, file).spans)
-    lines = {line: first for first in sorted(ran) for line in range(first, ends.get(first, first) + 1)}
+    lines = {line: first for first, last in probed(text, file).spans if first in ran for line in range(first, last + 1)}
     for part in _telling(ast.parse(text)):
         for line in part:
             lines.pop(line, None)

@@ -162,12 +162,16 @@ def _continued(seen: SentOutput, message: Any, i: int) -> SentOutput:
     )
 
 
+_LISTS = tuple(sorted(FIELDS.keys() - {"output_hidden_states"}))
+"""Fields that have, as lists, an entry for each request. Of hidden states there may be fewer: a release may say nothing
+of its last requests.
+"""
+
+
 def uneven(message: Any) -> Iterator[BatchInput]:
-    """The lists of a message that have not one entry for each of its requests. Of hidden states there may be fewer: a
-    release may say nothing of its last requests.
-    """
+    """The lists of a message that have not one entry for each of its requests."""
     requests = len(getattr(message, "rids", None) or ())
-    for name in sorted(FIELDS.keys() - {"output_hidden_states"}) if requests else ():
+    for name in _LISTS if requests else ():
         said = getattr(message, name, None)
         if isinstance(said, list) and len(said) != requests:
             yield BatchInput(f"answers:{name}", requests, len(said))
