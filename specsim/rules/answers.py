@@ -110,10 +110,11 @@ class VisibleOutputs(Check):
         says("counts another verification", lambda one: {"verifications": one.verifications + 1}),
         says("counts other drafts", lambda one: {"correct_drafts": one.correct_drafts + 99}),
         says("counts other runs", lambda one: {"runs": (99,)}),
+        says("counts other retractions", lambda one: {"retractions": 99}),
     )
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
-        launches = Counter((rid, kind) for _iteration, kind, rids in run.started.seen.launches for rid in rids)
+        launches = Counter((rid, launch.kind) for launch in run.started.seen.launches for rid in launch.rids)
         differs_in_penalties = unpenalized(run)
         for told, answer in run.answered:
             turn, kind = told.turn, told.kind
@@ -121,6 +122,8 @@ class VisibleOutputs(Check):
             if answer.reason == "abort":
                 expected = expected[: len(answer.tokens)]
             yield from self._usage(answer, kind, len(told.prompt), launches)
+            if answer.reason != "abort" and not self.setup.mixed:
+                yield from self._prefills(run, answer, kind, len(told.prompt))
             yield from self._parts(answer, kind)
             tokens = list(answer.tokens)
             if answer.reason == "stop":  # whoever makes text of tokens cuts it behind the stop string
@@ -175,6 +178,28 @@ class VisibleOutputs(Check):
             yield self.broken(f"{kind}:finish-reason", turn.rid, wanted, f"{answer.reason}, {answer.matched}")
         if answer.text is not None and list(answer.text)[-len(answer.tokens) :] != list(answer.tokens):
             yield self.broken(f"{kind}:text", turn.rid, "text of its tokens", "text of others")
+
+    def _prefills(self, run: Run, answer: Answer, kind: str, prompt: int) -> Iterator[Violation]:
+        """What a prefill begins behind is cached, and who ran and is prefilled was retracted. A prefill may be begun
+        anew before the first step, too.
+        """
+        cached, end = set[int](), -1
+        fewest, most, has_run, has_begun = 0, -1, False, False
+        for launch in run.started.seen.launches:
+            if answer.rid not in launch.rids:
+                continue
+            is_prefill = launch.kind == "extend"
+            fewest, most, has_run = fewest + (is_prefill and has_run), most + is_prefill, not is_prefill
+            has_begun = has_begun or has_run
+            if launch.chunks and not has_begun:
+                chunk = launch.chunks[launch.rids.index(answer.rid)]
+                cached |= {chunk.start} if chunk.start != end else set()
+                end = chunk.start + chunk.tokens
+        if answer.cached_tokens in range(prompt) and cached and answer.cached_tokens not in cached:
+            expected = f"a count of {' or '.join(map(str, sorted(cached)))}"
+            yield self.broken(f"{kind}:cached-tokens", answer.rid, expected, answer.cached_tokens)
+        if answer.retractions != -1 and not fewest <= answer.retractions <= most:
+            yield self.broken(f"{kind}:retractions", answer.rid, f"from {fewest} to {most}", answer.retractions)
 
     def _parts(self, answer: Answer, kind: str) -> Iterator[Violation]:
         """An answer ends once, with its last part; and a part that says how many tokens there are by then is right."""

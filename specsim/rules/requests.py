@@ -98,9 +98,9 @@ class VerifiedAfterAbort(Check):
         aborted, most = run.users.aborted, self.facts.late
         launched = Counter(
             rid
-            for iteration, kind, rids in run.started.seen.launches
-            for rid in rids
-            if kind == "decode" and rid in aborted and iteration > aborted[rid]
+            for launch in run.started.seen.launches
+            for rid in launch.rids
+            if launch.kind == "decode" and rid in aborted and launch.iteration > aborted[rid]
         )
         for rid, count in launched.items():
             if count > most:

@@ -312,6 +312,7 @@ class Answer:
     `hidden`          hidden states, each the `StartedScheduler.content_of` of the tokens up to there
     `prompt_logprobs` a row for each token of the prompt from the first one on that was asked for, of which nothing
                       says a logprob: it has -1
+    `retractions`     how often it was, -1 where nothing says
     """
 
     rid: str
@@ -329,6 +330,7 @@ class Answer:
     runs: tuple[int, ...] = ()
     hidden: tuple[int, ...] = ()
     prompt_logprobs: tuple[LogprobRow, ...] = ()
+    retractions: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +397,17 @@ class TreeNode:
     slots: tuple[int, ...]
 
 
+def held_of(nodes: Iterable[TreeNode], tokens: Sequence[int], held: int = 0) -> int:
+    """How many of these tokens, from the first on, a prefix cache has, of which so many are `held` in any case."""
+    for start, node in sorted((len(node.tokens) - len(node.slots), node.tokens) for node in nodes):
+        if start <= held:
+            same = zip(node, tokens, strict=False)
+            held = max(
+                held, next((at for at, (one, other) in enumerate(same) if one != other), min(len(node), len(tokens)))
+            )
+    return held
+
+
 @dataclass(slots=True)
 class Pools:
     """Of the pools at rest. Counts are -1 and lists None where a release does not show them.
@@ -451,12 +464,25 @@ class Step(NamedTuple):
     who: str = ""
 
 
+class Chunk(NamedTuple):
+    """What an extend computes of a request: so many `tokens` from position `start` on. Of one that begins `held` is
+    how much of its prompt is in the prefix cache then; -1 of one that has begun, and where nothing says.
+    """
+
+    start: int
+    tokens: int
+    held: int = -1
+
+
 class Launch(NamedTuple):
-    """A launch of a batch in an iteration: its kind, "extend" or "decode", and its requests."""
+    """A launch of a batch in an iteration: its kind, "extend" or "decode", and its requests. Of an extend `chunks` has
+    one for each, where anything says them.
+    """
 
     iteration: int
     kind: str
     rids: tuple[str, ...]
+    chunks: tuple[Chunk, ...] = ()
 
     @property
     def line(self) -> str:

@@ -141,9 +141,9 @@ class EngineState:
         users, engine = self.users, self.scheduler.engine
         late: dict[str, int] = {}
         """How often each request was verified after its abort, which a rule counts at the end."""
-        for iteration, kind, rids in self.scheduler.seen.launches:
-            for rid in rids:
-                if kind == "decode" and iteration > users.aborted.get(rid, iteration):
+        for launch in self.scheduler.seen.launches:
+            for rid in launch.rids:
+                if launch.kind == "decode" and launch.iteration > users.aborted.get(rid, launch.iteration):
                     late[rid] = late.get(rid, 0) + 1
         order = {used: n for n, used in enumerate(sorted({node.used for node in engine.cache.nodes()}))}
         values = _Values(engine.steps, order)

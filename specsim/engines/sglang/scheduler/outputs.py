@@ -32,6 +32,7 @@ class SentOutput:
     runs: tuple[int, ...] = ()
     hidden: tuple[int, ...] = ()  # the hash that each hidden state carries
     prompt_logprobs: tuple[LogprobRow, ...] = ()
+    retractions: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ FIELDS: Mapping[str, str] = {
     "finished_reasons": "I40, finish-reason: why it ends, and what matched; I40, end: once, with the last part",
     "prompt_tokens": "I40, prompt-tokens",
     "completion_tokens": "I40, completion-tokens at the end, and part by part",
-    "cached_tokens": "I40, cached-tokens: less than the prompt",
+    "cached_tokens": "I40, cached-tokens: what the prefill begins behind",
     "spec_verify_ct": "I40, verifications: between those needed and those launched",
     "spec_num_correct_drafts": "I40, correct-drafts: those that the tokens need, and no more",
     "spec_accepted_drafts": "as spec_num_correct_drafts",
@@ -79,7 +80,7 @@ FIELDS: Mapping[str, str] = {
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), PASSED_ON),
     "http_worker_ipcs": "not compared: there are no sockets",
     "time_stats": "S10: the time in the queue; of the others not compared: the clock is made up",
-    "retraction_counts": "not compared: nothing else counts them",
+    "retraction_counts": "I40, retractions: prefills of one that had run",
     "cached_tokens_details": "not compared: there is no hierarchical cache",
     "load": "not compared: of the scheduler, and of no answer",
     "dp_ranks": "not compared: there is one rank",
@@ -159,6 +160,7 @@ def _continued(seen: SentOutput, message: Any, i: int) -> SentOutput:
         tuple(_of(message, i, (), "spec_correct_drafts_histogram", "spec_acceptance_histogram")),
         _hidden((getattr(message, "output_hidden_states", None) or ())[i : i + 1]),
         seen.prompt_logprobs + tuple(_logprobs(message, i, "input")),
+        _of(message, i, -1, "retraction_counts"),
     )
 
 

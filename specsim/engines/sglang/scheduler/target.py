@@ -32,7 +32,7 @@ from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
 from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS, reach_of
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
-from specsim.engines.sglang.scheduler.worker import Worker, unwritten
+from specsim.engines.sglang.scheduler.worker import Worker, lengths_of, starts_of, unwritten
 from specsim.engines.sglang.where import ATTENTION, OF_SCHEDULER, OF_SCHEDULES, RUST_TREE, SCHEDULER
 from specsim.errors import UsageError, described
 from specsim.interpreter.lockstep.errors import UnsupportedError
@@ -51,6 +51,7 @@ from specsim.world.scheduler import (
     IN_PYTHON,
     IN_RUST,
     Answer,
+    Chunk,
     Launch,
     Load,
     LogprobRow,
@@ -64,6 +65,7 @@ from specsim.world.scheduler import (
     Step,
     TreeNode,
     Turn,
+    held_of,
 )
 
 if TYPE_CHECKING:
@@ -475,12 +477,14 @@ class Started:
         """Note each launch, and whose slots are more than a row has."""
         worker, launches = self._booted.scheduler.model_worker, self._seen.launches
         reports, width = self._booted.worker.reports, self._booted.req_to_token.shape[1]
-        forward = worker.forward_batch_generation
+        forward, begun = worker.forward_batch_generation, set[str]()
 
         def noted(batch: Any, *arguments: Any, **named: Any) -> Any:
             kind = "extend" if batch.forward_mode.is_extend() else "decode"
             rids = tuple(str(request.rid) for request in batch.reqs)
-            launches.append(Launch(self._booted.iteration, kind, rids))
+            chunks = self._chunks(batch, begun) if kind == "extend" else ()
+            begun.update(rids)
+            launches.append(Launch(self._booted.iteration, kind, rids, chunks))
             for request in batch.reqs:
                 if (allocated := _number(request, "kv_allocated_len")) > width:
                     claimed = _number(request, "kv_committed_len")
@@ -490,6 +494,17 @@ class Started:
             return forward(batch, *arguments, **named)
 
         worker.forward_batch_generation = noted
+
+    def _chunks(self, batch: Any, begun: set[str]) -> tuple[Chunk, ...]:
+        """What an extend computes, where the requests in `begun` have begun before."""
+        begins = {str(request.rid) for request in batch.reqs} - begun
+        is_looked_up = bool(begins) and self._setup.radix and not self._setup.window
+        nodes = _nodes(self._booted.tree_cache) if is_looked_up else None
+        held = [
+            -1 if nodes is None or str(request.rid) not in begins else held_of(nodes, tuple(request.origin_input_ids))
+            for request in batch.reqs
+        ]
+        return tuple(map(Chunk, starts_of(batch), lengths_of(batch), held))
 
     def _log_counts(self) -> None:
         """Note what is added to the counter of correct drafts."""
@@ -589,6 +604,7 @@ class Started:
                 output.runs,
                 output.hidden,
                 output.prompt_logprobs,
+                output.retractions,
             )
 
     def pools(self) -> Pools:

@@ -244,7 +244,7 @@ class Worker(Fake):
     # ---- extend: compute the KV of the prompt, or of a part of it, and one token
 
     def _extend(self, batch: Any, seats: list[Seat], on_publish: Any) -> Any:
-        starts = [int(n) for n in _first_of(batch, "extend_prefix_lens", "prefix_lens")]
+        starts = starts_of(batch)
         tokens = unwritten(len(seats), torch.int64)
         bonus = unwritten(len(seats), torch.int64)
         inputs, pool, lengths = batch.input_ids, batch.req_pool_indices, batch.seq_lens
@@ -266,7 +266,7 @@ class Worker(Fake):
         if logprobs.tensors:
             # Of an answer that is computed again after a retraction: the scheduler has its logprobs, and drops these.
             counts = [
-                length - first for length, first in zip(_lengths(batch), batch.extend_logprob_start_lens, strict=True)
+                length - first for length, first in zip(lengths_of(batch), batch.extend_logprob_start_lens, strict=True)
             ]
             if any(counts):
                 result.logits_output.input_token_logprobs = torch.zeros(sum(counts), device="cuda")
@@ -496,7 +496,12 @@ class Worker(Fake):
         return prefixes
 
 
-def _lengths(batch: Any) -> list[int]:
+def starts_of(batch: Any) -> list[int]:
+    """The position from which on an extend computes each request."""
+    return [int(n) for n in _first_of(batch, "extend_prefix_lens", "prefix_lens")]
+
+
+def lengths_of(batch: Any) -> list[int]:
     """Tokens that an extend computes of each request."""
     return [int(n) for n in _first_of(batch, "extend_seq_lens", "extend_lens")]
 

@@ -32,6 +32,7 @@ from specsim.world.scheduler import (
     DRAIN,
     KEEP,
     Answer,
+    Chunk,
     Launch,
     Load,
     LogprobRow,
@@ -44,6 +45,7 @@ from specsim.world.scheduler import (
     Setup,
     TreeNode,
     Turn,
+    held_of,
 )
 
 if TYPE_CHECKING:
@@ -250,13 +252,20 @@ class Started(OwnScheduler):
 
     def _note_launch(self, batch: Any) -> None:
         """A batch may have parts of prompts beside verifications."""
-        requests = self._booted.scheduler.requests
+        requests, counts = self._booted.scheduler.requests, batch.num_scheduled_tokens
         kinds: dict[str, list[str]] = {}
-        for rid in batch.num_scheduled_tokens:
+        for rid in counts:
             kind = "decode" if requests[rid].output_token_ids else "extend"
             kinds.setdefault(kind, []).append(rid)
+        starts = {new.req_id: int(new.num_computed_tokens) for new in batch.scheduled_new_reqs}
+        nodes = self._nodes() if starts and not self._setup.window else []
         for kind, rids in kinds.items():
-            self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids)))
+            chunks = []
+            for rid in rids if kind == "extend" else ():
+                start = starts.get(rid, requests[rid].num_computed_tokens - counts[rid])
+                held = held_of(nodes, requests[rid].prompt_token_ids, start) if rid in starts else -1
+                chunks.append(Chunk(start, counts[rid], held))
+            self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids), tuple(chunks)))
 
     # ---- the state
 
@@ -338,14 +347,18 @@ class Started(OwnScheduler):
             setup.rows - len(self._booted.scheduler.running),
             free_slots=[slot for block in empty for slot in self._slots_of(block)],
         )
-        tokens = self._tokens_by_hash()
-        pools.nodes = [
-            TreeNode(tokens[key], tuple(self._slots_of(block)))
-            for block in cached
-            if (key := block.block_hash) in tokens
-        ]
+        pools.nodes = self._nodes()
         pools.writers = self._booted.model.kv.writers
         return pools
+
+    def _nodes(self) -> list[TreeNode]:
+        """The blocks in the prefix cache that nobody uses."""
+        tokens = self._tokens_by_hash()
+        return [
+            TreeNode(tokens[key], tuple(self._slots_of(block)))
+            for block in self._pool.free_block_queue.get_all_free_blocks()
+            if (key := block.block_hash) in tokens
+        ]
 
     def _slots_of(self, block: Any) -> range:
         page = self._setup.page_size
