@@ -176,6 +176,12 @@ def test_each_planted_defect_is_of_the_newest_release(vllm_release: str, wheel_c
         ("V29", "scheduler:S12:priority", 90),
         pytest.param("K07", "scheduler:I05:full:other-tokens", 200, marks=pytest.mark.slow),
         ("K12", "scheduler:I05:input:other-tokens", 30),
+        (
+            "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager.find_longest_cache_hit:drop-call:append:0",
+            "scheduler:S15:prompt",
+            10,
+        ),
+        ("vllm.v1.core.block_pool:BlockPool._insert_block_hash:negate:block_hash:1", "scheduler:S15:last", 10),
     ],
 )
 def test_a_planted_defect_is_found(

@@ -84,7 +84,7 @@ class ToyScheduler:
     """See `specsim.world.scheduler.StartedScheduler`."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.facts = setup, replace(FACTS, in_order=True)
+        self.setup, self.facts = setup, replace(FACTS, in_order=True, caches=False)
         self.seen = Seen(ran=RAN)
         self._requests: dict[str, _Request] = {}
         self._paused = self._records = False

@@ -89,6 +89,7 @@ FACTS = Facts(
     late=2,
     patience=8,
     keeps_last=False,
+    caches=True,
     in_order=True,
     masks=True,
 )

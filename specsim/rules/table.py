@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from itertools import chain
 from types import ModuleType
 
-from specsim.rules import answers, content, counters, device, process, requests, sampling, sessions, slots, waiting
+from specsim.rules import (
+    answers,
+    content,
+    counters,
+    device,
+    process,
+    requests,
+    reuse,
+    sampling,
+    sessions,
+    slots,
+    waiting,
+)
 from specsim.rules.answers import LogprobRows, VisibleOutputs
 from specsim.rules.content import Agreement, BatchState, ContentRead, DraftContent
 from specsim.rules.counters import AcceptedDrafts
@@ -50,7 +62,7 @@ def _of(module: ModuleType) -> Iterator[type[Check]]:
             yield each
 
 
-_MODULES = (answers, content, counters, device, process, requests, sampling, sessions, slots, waiting)
+_MODULES = (answers, content, counters, device, process, requests, reuse, sampling, sessions, slots, waiting)
 _LAST: tuple[type[Check], ...] = (QueueTime, AcceptedDrafts, PenaltiesAfterRetraction)
 """None of these hides another: what is counted and told makes nothing wrong, and tokens that lost penalties make wrong
 have a finding of their own.

@@ -148,6 +148,7 @@ class Facts:
     `keeps_last` whether a turn of a session may claim its last token, whose KV is written after its end if at all
     `fits`       whether the pool takes a request of `context`, or of a setup's, alone
     `in_order`   whether requests start in the order of their priorities, then of their arrival
+    `caches`     whether what a request computed stays in its prefix cache, where it has one, behind its end
     `masks`      whether its model says what a grammar allows, where that is another token than the most likely one
     `pauses`     how users may pause it: of KEEP, DRAIN, ABORT
     `hears`      whether requests reach it while it is paused, and wait there, and `refuses` whether it may be told to
@@ -167,6 +168,7 @@ class Facts:
     keeps_last: bool
     fits: bool = False
     in_order: bool = False
+    caches: bool = False
     masks: bool = False
     pauses: tuple[str, ...] = (KEEP,)
     hears: bool = False

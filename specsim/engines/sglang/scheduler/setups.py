@@ -17,6 +17,7 @@ FACTS = Facts(
     late=3,  # that of the abort's iteration, the one that it overlaps, one more where it was retracted or chunked
     patience=12,
     keeps_last=True,
+    caches=True,
     hidden=HIDDEN,
 )
 

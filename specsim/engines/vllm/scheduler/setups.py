@@ -32,6 +32,7 @@ FACTS = Facts(
     late=3,
     patience=12,
     keeps_last=False,
+    caches=True,
     fits=True,
     in_order=True,
     pauses=(KEEP, DRAIN, ABORT),
