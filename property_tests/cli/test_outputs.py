@@ -27,7 +27,7 @@ from specsim.replay_file import file_name
 from specsim.verdict import FORMAT
 
 # What an option of each command that is no output names: read, or the store of a campaign.
-INPUTS = {"cache_dir", "fixtures", "data", "campaign", "folder", "file", "repo", "resume", "store_file"}
+INPUTS = {"cache_dir", "fixtures", "data", "campaign", "equivalent", "folder", "file", "repo", "resume", "store_file"}
 ARGUMENTS = {
     "replay": ["no.json"],
     "pin": ["no.json"],

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from property_tests.support.command_line import specsim
 from property_tests.support.known_releases import FEW
 from property_tests.support.made_up_sources import MadeUpSource
+from specsim.commands.score import Score
 from specsim.lifting.planted import EDITS, edited
+from specsim.lifting.probes import probed
+from specsim.lifting.source import SourceTree
 from specsim.selfcheck.source_hunt import Reached, ScoredMutant, Together, totals
 from specsim.selfcheck.source_mutants import KINDS, SourceMutant, drawn
 from specsim.world.planted import find
@@ -110,10 +115,23 @@ def test_a_score_counts_what_a_limit_ended_apart_from_what_was_found() -> None:
         hunted("wrong", 7, quiet=False, ended=True),
     ]
     assert list(totals(of)) == [
-        ("stale", "3", "2 of 3, 66.7 %", "0", "1", "1 of 2, 50.0 %"),
-        ("wrong", "1", "0 of 1, 0.0 %", "1", "0", "none"),
-        ("all", "4", "2 of 4, 50.0 %", "1", "1", "1 of 2, 50.0 %"),
+        ("stale", "3", "2 of 3, 66.7 %", "0", "1", "0", "1 of 2, 50.0 %"),
+        ("wrong", "1", "0 of 1, 0.0 %", "1", "0", "0", "none"),
+        ("all", "4", "2 of 4, 50.0 %", "1", "1", "0", "1 of 2, 50.0 %"),
     ]
+
+
+def test_what_changes_nothing_does_not_count_unless_it_is_found() -> None:
+    of = [hunted("stale", 3), hunted("stale")]
+    assert list(totals(of, {one.id for one in of}))[-1] == (
+        "all",
+        "2",
+        "1 of 1, 100.0 %",
+        "0",
+        "0",
+        "1",
+        "1 of 1, 100.0 %",
+    )
 
 
 # The command
@@ -142,6 +160,38 @@ def test_a_score_is_of_drawn_mutants_and_goes_on_where_it_was_left(tmp_path: Pat
     assert (ended.returncode, "one.json is of seed 0, and not 3" in ended.stderr) == (2, True), ended.stderr
 
 
+@pytest.mark.release(FEW[-1])
+def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], SourceTree], tmp_path: Path) -> None:
+    target, source = f"sglang=={FEW[-1]}", release(FEW[-1])
+    file = "srt/managers/schedule_batch.py"
+    lines = {file: [first for first, _last in probed(source.read(file), file).spans]}
+    mutants = drawn(source, target, lines, 20, 0)
+    score = Score(
+        target,
+        0,
+        420,
+        Reached([Together("1", lines)], []),
+        20,
+        [ScoredMutant(*one[:4], 0, "", True) for one in mutants],
+    )
+    (tmp_path / "score.json").write_bytes(msgspec.json.encode(score))
+    asked = ("mutants", "--of", target, "--resume", "score.json", "--count", "20", "--equivalent", "equivalent.toml")
+
+    (tmp_path / "equivalent.toml").write_text(
+        f'"{mutants[3].id}" = "nothing reads it"\n"another" = "of more mistakes"\n'
+    )
+    ended = specsim(tmp_path, *asked, "--json", "after.json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"nothing reads it: {file}:{mutants[3].line} {mutants[3].id}" in ended.stdout
+    assert "0 of 19, 0.0 %" in ended.stdout
+    assert json.loads((tmp_path / "after.json").read_text())["equivalent"] == {mutants[3].id: "nothing reads it"}
+
+    (tmp_path / "equivalent.toml").write_text("".join(f'"{one.id}" = "nothing reads it"\n' for one in mutants[:3]))
+    ended = specsim(tmp_path, *asked)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "equivalent.toml has 3 of the 20 mistakes" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -151,12 +201,17 @@ def test_a_score_is_of_drawn_mutants_and_goes_on_where_it_was_left(tmp_path: Pat
         (("--resume", "score.json"), "--resume without --of"),
         (("--of", "sglang@.", "--resume", "absent.json"), "cannot read absent.json"),
         (("--of", "sglang@.", "--resume", "odd.json"), "odd.json is no score"),
+        (("--equivalent", "odd.json"), "--equivalent without --of"),
+        (("--of", "sglang@.", "--equivalent", "absent.toml"), "cannot read absent.toml"),
+        (("--of", "sglang@.", "--equivalent", "odd.json"), "odd.json is no TOML"),
+        (("--of", "sglang@.", "--equivalent", "silent.toml"), "silent.toml does not say why 'x' changes nothing"),
     ],
 )
 def test_bad_input_is_one_clear_sentence_with_exit_code_2(
     tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    (tmp_path / "odd.json").write_text("[]")
+    (tmp_path / "odd.json").write_text("[")
+    (tmp_path / "silent.toml").write_text("x = ''")
     ended = specsim(tmp_path, "mutants", *arguments)
     assert (ended.returncode, ended.stdout) == (2, ""), ended.stdout
     assert said in ended.stderr

@@ -53,6 +53,12 @@ def mutants(
     resume: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of --of: go on with what --json wrote, which stays.")
     ] = None,
+    equivalent: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Of --of: TOML of mistakes that change nothing, by ID why; one in ten at most."
+        ),
+    ] = None,
     seed: SeedOption = "0",
 ) -> None:
     """Put each historic bug back into the reference engine, and see how soon schedules find it. Exit code 1 when one
@@ -69,9 +75,10 @@ def mutants(
         from specsim.commands.score import ScoreAsked, score
 
         asked = ScoreAsked(of, tuple(ids or ()), first_seed, schedules or SCHEDULES_OF_SOURCE, allowed_jobs(jobs))
-        raise typer.Exit(score(asked, count, json_file, resume, budget_seconds, deadline))
-    if resume is not None:
-        raise UsageError("--resume without --of", "mutants of the reference engine are hunted in minutes: leave it out")
+        raise typer.Exit(score(asked, count, json_file, resume, equivalent, budget_seconds, deadline))
+    if resume is not None or equivalent is not None:
+        option = "--resume" if resume is not None else "--equivalent"
+        raise UsageError(f"{option} without --of", "it is of the mistakes of a target: name one, or leave it out")
     schedules = schedules or SCHEDULES_MAX
     one_of("--only", tier, ("ops", "scheduler"))
     if tier == "ops":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from specsim.files import save_json
 from specsim.selfcheck.source_hunt import COLUMNS, Reached, ScoredMutant, hunt_all, reached, totals
 from specsim.selfcheck.source_mutants import SourceMutant, drawn
 from specsim.verdict import INTERRUPTED, NOT_CHECKED, PASS
+
+EQUIVALENT = 10
+"""Of so many mistakes one may count as one that changes nothing, and not at all."""
 
 
 class ScoreAsked(NamedTuple):
@@ -28,7 +32,8 @@ class ScoreAsked(NamedTuple):
 
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON of a score: `reached` is what the target's own schedules run and show, `drawn` counts the mutants that
-    are hunted, of which those are left that are not among `mutants`.
+    are hunted, of which those are left that are not among `mutants`. `equivalent`
+    are those that change nothing, and why.
     """
 
     target: str
@@ -37,6 +42,7 @@ class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reached: Reached
     drawn: int
     mutants: list[ScoredMutant]
+    equivalent: dict[str, str] = {}
 
 
 def score(
@@ -44,6 +50,7 @@ def score(
     count: int,
     json_file: Path | None,
     resume: Path | None,
+    equivalent: Path | None,
     budget_seconds: float | None,
     deadline: Deadline,
 ) -> int:
@@ -60,6 +67,7 @@ def score(
     if not isinstance(target, Release | Checkout) or "scheduler" not in ENGINES[target.engine].subjects:
         raise UsageError(f"{asked.target} has no scheduler of its own", "name ENGINE==VERSION, or ENGINE@PATH")
     before = _before(resume, asked) if resume is not None else None
+    arguments = _arguments(equivalent) if equivalent is not None else {}
     source = open_source(target, open_cache())
     seen = before.reached if before is not None else Reached([], [])
     mutants: list[SourceMutant] = []
@@ -72,13 +80,17 @@ def score(
             if asked.ids:
                 mutants = _named(asked.ids, mutants)
             ids = {mutant.id for mutant in mutants}
+            arguments = {one: why for one, why in arguments.items() if one in ids}
+            if len(arguments) * EQUIVALENT > len(mutants):
+                problem = f"{equivalent} has {len(arguments)} of the {len(mutants)} mistakes"
+                raise UsageError(problem, f"one in {EQUIVALENT} may change nothing")
             done |= {one.id: one for one in (before.mutants if before is not None else ()) if one.id in ids}
 
             def noted(one: ScoredMutant) -> None:
                 done[one.id] = one
                 line.part_done(len(done), len(mutants))
                 if json_file is not None:
-                    save_json(json_file, _json(asked, seen, mutants, done))
+                    save_json(json_file, _json(asked, seen, mutants, done, arguments))
 
             hunt_all(
                 asked.target,
@@ -94,9 +106,9 @@ def score(
             pass
         interrupted = interrupts.asked()
     if json_file is not None:
-        save_json(json_file, _json(asked, seen, mutants, done))
+        save_json(json_file, _json(asked, seen, mutants, done, arguments))
     if done:
-        _print(asked, seen, _in_order(mutants, done))
+        _print(asked, seen, _in_order(mutants, done), arguments)
     left = len(mutants) - len(done)
     if left or not mutants:
         why = "interrupted" if interrupted else "the time budget was spent"
@@ -130,19 +142,40 @@ def _before(file: Path, asked: ScoreAsked) -> Score:
     return score
 
 
+def _arguments(file: Path) -> dict[str, str]:
+    """Why mistakes change nothing, by their ids."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {file}: {error.strerror}", 'write lines of "ID" = "why it changes nothing"'
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is no TOML: {error}", 'write lines of "ID" = "why it changes nothing"') from error
+    for one, why in found.items():
+        if not isinstance(why, str) or not why.strip():
+            raise UsageError(f"{file} does not say why {one!r} changes nothing", "say it in a sentence")
+    return found
+
+
 def _in_order(mutants: list[SourceMutant], done: dict[str, ScoredMutant]) -> list[ScoredMutant]:
     return [done[mutant.id] for mutant in mutants if mutant.id in done]
 
 
 def _json(
-    asked: ScoreAsked, seen: Reached, mutants: list[SourceMutant], done: dict[str, ScoredMutant]
+    asked: ScoreAsked,
+    seen: Reached,
+    mutants: list[SourceMutant],
+    done: dict[str, ScoredMutant],
+    equivalent: dict[str, str],
 ) -> dict[str, Any]:
-    score = Score(asked.target, asked.seed, asked.schedules, seen, len(mutants), _in_order(mutants, done))
+    hunted = _in_order(mutants, done)
+    score = Score(asked.target, asked.seed, asked.schedules, seen, len(mutants), hunted, equivalent)
     found: dict[str, Any] = msgspec.to_builtins(score)
     return found
 
 
-def _print(asked: ScoreAsked, seen: Reached, hunted: list[ScoredMutant]) -> None:
+def _print(asked: ScoreAsked, seen: Reached, hunted: list[ScoredMutant], equivalent: dict[str, str]) -> None:
     from specsim.report.terminal import console_of, show, table_of
 
     console = console_of()
@@ -152,10 +185,14 @@ def _print(asked: ScoreAsked, seen: Reached, hunted: list[ScoredMutant]) -> None
         f" {asked.schedules} schedules of seed {asked.seed} run"
     )
     table = table_of(title, *COLUMNS)
-    for cells in totals(hunted):
+    for cells in totals(hunted, equivalent):
         table.add_row(*cells)
     show(console, table)
     for one in hunted:
-        if not one.is_found:
+        if one.id in equivalent:
+            what = f"changes something: {one.signature} shows it" if one.is_found else equivalent[one.id]
+        elif one.is_found:
+            continue
+        else:
             what = "ended by a time limit" if one.ended else "not found"
-            console.print(f"{what}: {one.file}:{one.line} {one.id}", soft_wrap=True, markup=False)
+        console.print(f"{what}: {one.file}:{one.line} {one.id}", soft_wrap=True, markup=False)

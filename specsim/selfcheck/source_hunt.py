@@ -211,25 +211,29 @@ def _asked(
 # The score
 
 
-def totals(hunted: Sequence[ScoredMutant]) -> Iterator[tuple[str, ...]]:
-    """By kind and of all: mutants, found, ended by a limit, and of quiet ones how many are found."""
+def totals(hunted: Sequence[ScoredMutant], equivalent: Collection[str] = ()) -> Iterator[tuple[str, ...]]:
+    """By kind and of all: mutants, found, ended by a limit, left, equivalent, and of quiet ones how many are found. An
+    equivalent one that is found is none; no share counts the others.
+    """
     for kind in (*KINDS, ""):
         of = [each for each in hunted if each.kind == kind or not kind]
         if not of:
             continue
-        quiet = [each for each in of if each.quiet]
-        counts = Counter("found" if each.is_found else "ended" if each.ended else "left" for each in of)
+        counted = [each for each in of if each.is_found or each.id not in equivalent]
+        quiet = [each for each in counted if each.quiet]
+        counts = Counter("found" if each.is_found else "ended" if each.ended else "left" for each in counted)
         yield (
             kind or "all",
             str(len(of)),
-            _share(counts["found"], len(of)),
+            _share(counts["found"], len(counted)),
             str(counts["ended"]),
             str(counts["left"]),
+            str(len(of) - len(counted)),
             _share(sum(each.is_found for each in quiet), len(quiet)),
         )
 
 
-COLUMNS = ("mistake", "mutants", "found", "ended by a limit", "not found", "of quiet ones found")
+COLUMNS = ("mistake", "mutants", "found", "ended by a limit", "not found", "equivalent", "of quiet ones found")
 
 
 def _share(part: int, whole: int) -> str:
