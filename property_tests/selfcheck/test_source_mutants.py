@@ -210,7 +210,7 @@ def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], Sou
 def test_bad_input_is_one_clear_sentence_with_exit_code_2(
     tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    (tmp_path / "odd.json").write_text("[")
+    (tmp_path / "odd.json").write_text("[]")
     (tmp_path / "silent.toml").write_text("x = ''")
     ended = specsim(tmp_path, "mutants", *arguments)
     assert (ended.returncode, ended.stdout) == (2, ""), ended.stdout

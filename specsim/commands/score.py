@@ -32,8 +32,8 @@ class ScoreAsked(NamedTuple):
 
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON of a score: `reached` is what the target's own schedules run and show, `drawn` counts the mutants that
-    are hunted, of which those are left that are not among `mutants`. `equivalent`
-    are those that change nothing, and why.
+    are hunted, of which those are left that are not among `mutants`. `equivalent` are those that change nothing, and
+    why.
     """
 
     target: str
@@ -144,14 +144,13 @@ def _before(file: Path, asked: ScoreAsked) -> Score:
 
 def _arguments(file: Path) -> dict[str, str]:
     """Why mistakes change nothing, by their ids."""
+    remedy = 'write lines of "ID" = "why it changes nothing"'
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"cannot read {file}: {error.strerror}", 'write lines of "ID" = "why it changes nothing"'
-        ) from error
+        raise UsageError(f"cannot read {file}: {error.strerror}", remedy) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is no TOML: {error}", 'write lines of "ID" = "why it changes nothing"') from error
+        raise UsageError(f"{file} is no TOML: {error}", remedy) from error
     for one, why in found.items():
         if not isinstance(why, str) or not why.strip():
             raise UsageError(f"{file} does not say why {one!r} changes nothing", "say it in a sentence")

@@ -12,7 +12,7 @@ from typing import Any
 from specsim.rules.sampling import unpenalized
 from specsim.verdict import Rule, Severity
 from specsim.world.rule import Check, Lie, Run, Told, Violation
-from specsim.world.scheduler import Answer, LogprobRow, Matched, Part, Turn, WrongContent
+from specsim.world.scheduler import Answer, LogprobRow, Matched, Part, Turn, WrongContent, first_difference
 from specsim.world.users import NeverEndsError
 from specsim.world.workload import until_stop, until_text
 
@@ -137,7 +137,7 @@ class VisibleOutputs(Check):
 
     def _difference(self, run: Run, told: Told, answer: Answer, tokens: list[int], expected: list[int]) -> Violation:
         turn, kind = told.turn, told.kind
-        place = _first_difference(tokens, expected)
+        place = first_difference(tokens, expected)
         difference = _kind_of_difference(tokens, expected, turn)
         is_another = difference == ANOTHER
         part = f"{kind}:grammar" if turn.grammar else f"{kind}:stop-string" if turn.stop_text else kind
@@ -154,7 +154,7 @@ class VisibleOutputs(Check):
     def _penalties(self, run: Run, told: Told, tokens: list[int]) -> Iterator[Violation]:
         """Penalties that lag behind the answer allow its tokens. Do those that count all of it give them?"""
         exact = run.started.expected(told.turn, told.prompt)
-        place = _first_difference(tokens, exact)
+        place = first_difference(tokens, exact)
         if place < min(len(tokens), len(exact)):
             expected = f"token {exact[place]} at {place}, of penalties that count the {place} tokens before it"
             yield self.broken(f"{told.kind}:penalty", told.turn.rid, expected, f"token {tokens[place]}")
@@ -388,15 +388,9 @@ def alike(expected: LogprobRow, actual: LogprobRow) -> bool:
 
 def _kind_of_difference(said: Sequence[int], expected: Sequence[int], turn: Turn) -> str:
     """What is wrong first with tokens that are not the expected ones."""
-    place = _first_difference(said, expected)
+    place = first_difference(said, expected)
     if place < min(len(said), len(expected)):
         return ANOTHER
     if place == len(said):
         return "too-few"
     return "behind-the-limit" if len(expected) == turn.answer else "behind-the-stop"
-
-
-def _first_difference(said: Sequence[int], expected: Sequence[int]) -> int:
-    """The place of the first token that differs; that behind the shorter one where none does."""
-    differs = (i for i, (a, b) in enumerate(zip(said, expected, strict=False)) if a != b)
-    return next(differs, min(len(said), len(expected)))

@@ -399,14 +399,17 @@ class TreeNode:
     slots: tuple[int, ...]
 
 
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """The place of the first token that differs; that behind the shorter one where none does."""
+    differs = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differs, min(len(one), len(other)))
+
+
 def held_of(nodes: Iterable[TreeNode], tokens: Sequence[int], held: int = 0) -> int:
     """How many of these tokens, from the first on, a prefix cache has, of which so many are `held` in any case."""
-    for start, node in sorted((len(node.tokens) - len(node.slots), node.tokens) for node in nodes):
+    for start, path in sorted((len(node.tokens) - len(node.slots), node.tokens) for node in nodes):
         if start <= held:
-            same = zip(node, tokens, strict=False)
-            held = max(
-                held, next((at for at, (one, other) in enumerate(same) if one != other), min(len(node), len(tokens)))
-            )
+            held = max(held, first_difference(path, tokens))
     return held
 
 

@@ -482,7 +482,7 @@ class Started:
         def noted(batch: Any, *arguments: Any, **named: Any) -> Any:
             kind = "extend" if batch.forward_mode.is_extend() else "decode"
             rids = tuple(str(request.rid) for request in batch.reqs)
-            chunks = self._chunks(batch, begun) if kind == "extend" else ()
+            chunks = self._chunks(batch, rids, begun) if kind == "extend" else ()
             begun.update(rids)
             launches.append(Launch(self._booted.iteration, kind, rids, chunks))
             for request in batch.reqs:
@@ -495,14 +495,13 @@ class Started:
 
         worker.forward_batch_generation = noted
 
-    def _chunks(self, batch: Any, begun: set[str]) -> tuple[Chunk, ...]:
+    def _chunks(self, batch: Any, rids: Sequence[str], begun: set[str]) -> tuple[Chunk, ...]:
         """What an extend computes, where the requests in `begun` have begun before."""
-        begins = {str(request.rid) for request in batch.reqs} - begun
-        is_looked_up = bool(begins) and self._setup.radix and not self._setup.window
+        is_looked_up = self._setup.radix and not self._setup.window and not begun.issuperset(rids)
         nodes = _nodes(self._booted.tree_cache) if is_looked_up else None
         held = [
-            -1 if nodes is None or str(request.rid) not in begins else held_of(nodes, tuple(request.origin_input_ids))
-            for request in batch.reqs
+            -1 if nodes is None or rid in begun else held_of(nodes, request.origin_input_ids)
+            for rid, request in zip(rids, batch.reqs, strict=True)
         ]
         return tuple(map(Chunk, starts_of(batch), lengths_of(batch), held))
 
