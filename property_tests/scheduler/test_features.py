@@ -45,6 +45,18 @@ DEFECTS = {
         (V1, "", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "req_pool_indices", "0"),
         "scheduler:I52:req_pool_indices",
     ),
+    "lengths on the host are those of the step before": (
+        (V1, "", "", "speculative.eagle_info_v2", FEEDS, "drop-assignment", "seq_lens_cpu", "0"),
+        "scheduler:S13:mirror:seq_lens",
+    ),
+    "the sum of lengths is that of the step before": (
+        (V1, "", "", "speculative.eagle_info_v2", FEEDS, "drop-assignment", "seq_lens_sum", "0"),
+        "scheduler:S13:mirror:seq_lens_sum",
+    ),
+    "rows on the host are not filtered with the batch": (
+        (NEWEST, "", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "req_pool_indices_cpu", "0"),
+        "scheduler:S13:mirror:req_pool_indices",
+    ),
     "rows of logprobs are not filtered with the batch": (
         (V1, "logprobs", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "top_logprobs_nums", "0"),
         "scheduler:X1:run_batch:IndexError",

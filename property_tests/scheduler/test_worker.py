@@ -16,7 +16,7 @@ from specsim.engines.sglang.scheduler.worker import Parts, Tables, Worker
 from specsim.rules.sampling import is_right as is_as_said
 from specsim.world.fakes import AdapterDriftError, Answers, Fake
 from specsim.world.hash_model import Prefixes, decoded, logprob_row
-from specsim.world.kv import BadValue, BatchInput, Masked, NoSlot, Penalized
+from specsim.world.kv import BadValue, BatchInput, Disagreement, Masked, NoSlot, Penalized
 from specsim.world.scheduler import WrongContent
 
 PROMPT = [11, 12, 13, 14, 15]
@@ -83,6 +83,8 @@ def batch(of: Any, length: int, start: int | None = None, bonus: int = 0, top: i
         input_ids=torch.tensor(tokens[start or 0 : length]),
         req_pool_indices=torch.tensor([0]),
         seq_lens=torch.tensor([length]),
+        seq_lens_cpu=torch.tensor([length]),
+        seq_lens_sum=length,
         spec_info=SimpleNamespace(bonus=torch.tensor([bonus])),
     )
 
@@ -176,6 +178,34 @@ def test_a_value_that_nobody_wrote_is_recorded(worker: Worker, name: str) -> Non
     getattr(wrong, name)[0] = -24_237
     worker.forward_batch_generation(wrong)
     assert BadValue("draft", "r", name, -24_237) in records(worker)
+
+
+@pytest.mark.parametrize(
+    ("copy", "rid", "expected", "actual"),
+    [("req_pool_indices", "r", 0, 1), ("seq_lens", "r", 5, 6), ("seq_lens_sum", "", 5, 6)],
+)
+@pytest.mark.parametrize("start", [None, 0])
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_copy_on_the_host_that_is_another_is_recorded(
+    worker: Worker, copy: str, rid: str, expected: int, actual: int, start: int | None, finished: bool
+) -> None:
+    decode(worker, 0, 1)
+    wrong = batch(request(finished=finished), 5, start, bonus=decoded(PROMPT, 1)[0])
+    wrong.req_pool_indices_cpu = wrong.req_pool_indices.clone()
+    setattr(wrong, copy if copy == "seq_lens_sum" else f"{copy}_cpu", actual if not rid else torch.tensor([actual]))
+    if copy == "seq_lens":
+        wrong.seq_lens_sum = None
+    worker.forward_batch_generation(wrong)
+    recorded = [Disagreement(f"mirror:{copy}", rid, str(expected), f"{actual} on the host")]
+    assert records(worker) == recorded * (not finished or not rid)
+
+
+def test_a_copy_that_a_release_does_not_keep_is_not_compared(worker: Worker) -> None:
+    decode(worker, 0, 1)
+    without = batch(request(), 5, bonus=decoded(PROMPT, 1)[0])
+    without.seq_lens_cpu, without.seq_lens_sum = None, 7
+    worker.forward_batch_generation(without)
+    assert records(worker) == []
 
 
 def test_rows_of_finished_requests_are_not_looked_at(worker: Worker) -> None:

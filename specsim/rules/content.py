@@ -76,8 +76,9 @@ class BatchState(Check):
 
 
 class Agreement(Check):
-    """Where the release's own workers run: a worker has the blocks of a request that the scheduler gave it, and the
-    stages of a pipeline exchange as much as each of them expects.
+    """What the host has of the lengths and rows of a batch, by which attention plans, is what its launch reads on the
+    device. Where the release's own workers run: a worker has the blocks of a request that the scheduler gave it, and
+    the stages of a pipeline exchange as much as each of them expects.
     """
 
     rule = Rule(
@@ -86,7 +87,10 @@ class Agreement(Check):
         "a scheduler and its workers, and those among each other, have one view of what they share",
         Severity.WRONG_RESULT,
     )
-    defects = (notes("another block", Disagreement("block-table", "0", "block 3", "block 4")),)
+    defects = (
+        notes("another block", Disagreement("block-table", "0", "block 3", "block 4")),
+        notes("a length of the step before", Disagreement("mirror:seq_lens", "0", "34", "31 on the host")),
+    )
 
     def after(self, run: Run) -> Iterator[Violation]:
         yield from first_of_each(

@@ -27,6 +27,7 @@ from specsim.world.kv import (
     REJECTED,
     BadValue,
     BatchInput,
+    Disagreement,
     Ints,
     Kv,
     Masked,
@@ -172,6 +173,33 @@ def _unlike(access: Any, tensor: Any, at: int, neutral: float) -> dict[int, floa
     return {int(token): float(row[token]) for token in np.flatnonzero(row != neutral)}
 
 
+class _Mirrors:
+    """What the host has of what a launch reads on the device, as it is when the launch is made: the inputs that have a
+    copy on the CPU, and the sum of the lengths. Attention plans by them. What a release does not keep is None there.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._copies = [
+            (name, getattr(batch, name), copy.tolist())
+            for name in ("req_pool_indices", "seq_lens")
+            if (copy := getattr(batch, f"{name}_cpu", None)) is not None
+        ]
+        self._sum = batch.seq_lens_sum
+
+    def compare(self, access: Any, seats: list[Seat], reports: Reports) -> None:
+        """When the device reads them: for each request whose results are used. The sum is the host's own."""
+        for name, tensor, copy in self._copies:
+            for seat, there, here in zip(seats, access.host(tensor).tolist(), copy, strict=False):
+                if seat.is_read and there != here:
+                    reports.add_first(seat.rid, f"mirror:{name}", _mirror(name, seat.rid, there, here))
+            if name == "seq_lens" and self._sum is not None and self._sum != sum(copy):
+                reports.add_first("", "mirror:sum", _mirror("seq_lens_sum", "", sum(copy), self._sum))
+
+
+def _mirror(name: str, rid: str, expected: int, actual: int) -> Disagreement:
+    return Disagreement(f"mirror:{name}", rid, str(expected), f"{actual} on the host")
+
+
 FALLBACK = 3  # a token that the model never produces: what a row computes whose inputs nobody has written
 
 
@@ -248,9 +276,10 @@ class Worker(Fake):
         tokens = unwritten(len(seats), torch.int64)
         bonus = unwritten(len(seats), torch.int64)
         inputs, pool, lengths = batch.input_ids, batch.req_pool_indices, batch.seq_lens
-        logprobs = _Logprobs(batch, len(seats))
+        logprobs, mirrors = _Logprobs(batch, len(seats)), _Mirrors(batch)
 
         def extend(access: Any) -> None:
+            mirrors.compare(access, seats, self.reports)
             given = access.host(inputs).tolist()
             out, last = access.host(tokens).numpy(), access.host(bonus).numpy()
             first = 0
@@ -307,10 +336,11 @@ class Worker(Fake):
         slots = unwritten(size * count, torch.int64)
         tokens, last = unwritten(size * count, torch.int64), unwritten(size, torch.int64)
         accepted, new_lengths = unwritten(size, torch.int32), unwritten(size, lengths.dtype)
-        logprobs = _Logprobs(batch, size, count)
+        logprobs, mirrors = _Logprobs(batch, size, count), _Mirrors(batch)
         penalties = _Penalties(batch, seats, self._fed)
 
         def draft(access: Any) -> None:
+            mirrors.compare(access, seats, self.reports)
             out = access.host(slots).numpy()
             for i, (seat, row, length) in enumerate(self._rows(access, "draft", seats, pool, lengths, count)):
                 if row is None:
