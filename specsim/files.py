@@ -1,4 +1,4 @@
-"""The only place that writes files, and the reader of JSON files.
+"""The only place that writes files, and the reader of JSON and TOML files.
 
 A regular file appears whole or not at all: it is written beside its place under a name that nobody can predict, which
 must not be there yet, and then renamed over what was there, through a symbolic link to the link's target. It keeps the
@@ -25,6 +25,7 @@ import socket
 import stat
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -440,6 +441,14 @@ def read_json(file: Path, remedy: str, *, what: str = "", nan: bool = False) -> 
         return json.loads(text, parse_constant=constant, object_pairs_hook=fields)
     except ValueError as error:
         raise UsageError(f"{named} is not complete JSON ({error}), it may be truncated", remedy) from error
+
+
+def read_toml(file: Path, remedy: str) -> dict[str, Any]:
+    """The TOML of a regular file. UsageError, with `remedy`, for what is none, as by `read_json`."""
+    try:
+        return tomllib.loads(_text_of(file, str(file), remedy))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{file} is not TOML: {error}", remedy) from error
 
 
 def is_nested_too_deeply(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -203,7 +204,9 @@ def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], Sou
         (("--of", "sglang@.", "--resume", "odd.json"), "odd.json is no score"),
         (("--equivalent", "odd.json"), "--equivalent without --of"),
         (("--of", "sglang@.", "--equivalent", "absent.toml"), "cannot read absent.toml"),
-        (("--of", "sglang@.", "--equivalent", "odd.json"), "odd.json is no TOML"),
+        (("--of", "sglang@.", "--equivalent", "odd.json"), "odd.json is not TOML"),
+        (("--of", "sglang@.", "--equivalent", "pipe"), "pipe is a FIFO, a socket or a device"),
+        (("--of", "sglang@.", "--resume", "pipe"), "pipe is a FIFO, a socket or a device"),
         (("--of", "sglang@.", "--equivalent", "silent.toml"), "silent.toml does not say why 'x' changes nothing"),
     ],
 )
@@ -212,6 +215,7 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(
 ) -> None:
     (tmp_path / "odd.json").write_text("[]")
     (tmp_path / "silent.toml").write_text("x = ''")
+    os.mkfifo(tmp_path / "pipe")
     ended = specsim(tmp_path, "mutants", *arguments)
     assert (ended.returncode, ended.stdout) == (2, ""), ended.stdout
     assert said in ended.stderr

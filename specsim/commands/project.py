@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specsim.errors import UsageError, did_you_mean
+from specsim.files import read_toml
 
 FILE = "pyproject.toml"
 KEYS = {  # of the table: the parameter of `check` that it stands for
@@ -47,14 +47,9 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 def _table(file: Path) -> Mapping[str, Any] | None:
     """The table of a file; None where there is no such file, or no such table in it."""
-    try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.exists(file):
         return None
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}", "make it readable, or give --isolated") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file} is not TOML: {error}", "repair it, or give --isolated") from error
+    data = read_toml(file, "repair it, or give --isolated")
     tool = data.get("tool", {})
     table = tool.get("specsim") if isinstance(tool, dict) else None
     if table is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import typer
 
 from specsim.deadline import Deadline, TimeSpent
 from specsim.errors import UsageError
-from specsim.files import save_json
+from specsim.files import read_json, read_toml, save_json
 from specsim.selfcheck.source_hunt import COLUMNS, Reached, ScoredMutant, hunt_all, reached, totals
 from specsim.selfcheck.source_mutants import SourceMutant, drawn
 from specsim.verdict import INTERRUPTED, NOT_CHECKED, PASS
@@ -126,12 +125,11 @@ def _named(ids: tuple[str, ...], mutants: list[SourceMutant]) -> list[SourceMuta
 
 def _before(file: Path, asked: ScoreAsked) -> Score:
     """What an earlier run has."""
+    remedy = "name what `specsim mutants --of` wrote by --json"
     try:
-        score = msgspec.json.decode(file.read_bytes(), type=Score)
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}", "name what --json wrote") from error
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{file} is no score: {error}", "name what `specsim mutants --of` wrote by --json") from error
+        score = msgspec.convert(read_json(file, remedy), Score)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{file} is no score: {error}", remedy) from error
     for name, was, now in (
         ("target", score.target, asked.target),
         ("seed", score.seed, asked.seed),
@@ -144,13 +142,7 @@ def _before(file: Path, asked: ScoreAsked) -> Score:
 
 def _arguments(file: Path) -> dict[str, str]:
     """Why mistakes change nothing, by their ids."""
-    remedy = 'write lines of "ID" = "why it changes nothing"'
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}", remedy) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is no TOML: {error}", remedy) from error
+    found = read_toml(file, 'write lines of "ID" = "why it changes nothing"')
     for one, why in found.items():
         if not isinstance(why, str) or not why.strip():
             raise UsageError(f"{file} does not say why {one!r} changes nothing", "say it in a sentence")
