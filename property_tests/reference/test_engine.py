@@ -39,6 +39,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 1.5},
     {"repetition_penalty": 1.5},
     {"logit_bias": dict.fromkeys(range(0, 128, 3), -4.0)},
+    {"logit_bias": {0: 99.0}},
+    {"logit_bias": {127: 99.0}},
     {"temperature": 1.0, "top_p": 0.001},
 )
 """Each leaves one token to be said."""
@@ -69,7 +71,7 @@ def histories(draw: st.DrawFn) -> History:
             90 + number + at % 7 for at in range(draw(st.integers(1, 6 if session else 12)))
         )
         answer = draw(st.integers(1, 8 if session else 16))
-        stop = draw(st.sampled_from([None, *decoded(prompt, answer)]))
+        stop = draw(st.none() | st.sampled_from(decoded(prompt, answer)))
         change = draw(st.sampled_from(CHANGES))
         grammar = None
         if not session and draw(st.integers(0, 4)) == 0:
@@ -165,6 +167,17 @@ def test_every_answer_is_that_of_decoding_token_by_token(history: History) -> No
         client.engine.close(name)
     assert set(client.engine.owners().values()) <= {"free", "cache"}
     assert sorted(client.engine.free_rows) == list(range(history.config.rows))
+
+
+@pytest.mark.parametrize("token", [0, 127])
+def test_the_stop_tokens_of_one_request_are_no_other_ones(token: int) -> None:
+    """A verification has them in rows of one length: what fills up a shorter one is no token, and none of the last."""
+    wanted = SamplingParams(temperature=0, max_new_tokens=6, min_new_tokens=4, logit_bias={token: 99.0})
+    other = SamplingParams(temperature=0, max_new_tokens=6, stop_token_ids=(3,))
+    requests = [Request("r0", PROMPT[:3], wanted), Request("r1", PROMPT[:5], other)]
+    client = Client(History(Config(), [(0, request) for request in requests], {}, 0))
+    client.run()
+    assert tuple(client.engine.requests["r0"].outputs) == client.expected["r0"].tokens == (token,) * 6
 
 
 def test_a_more_urgent_request_takes_the_place_of_another() -> None:
