@@ -57,6 +57,10 @@ DEFECTS = {
         (NEWEST, "", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "req_pool_indices_cpu", "0"),
         "scheduler:S13:mirror:req_pool_indices",
     ),
+    "a batch does not hear of the grammar that joins it": (
+        (V1, "grammars", "", BATCH, "ScheduleBatch.merge_batch", "drop-assignment", "has_grammar", "0"),
+        "scheduler:I60:unmasked",
+    ),
     "rows of logprobs are not filtered with the batch": (
         (V1, "logprobs", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "top_logprobs_nums", "0"),
         "scheduler:X1:run_batch:IndexError",

@@ -16,7 +16,7 @@ from specsim.engines.sglang.scheduler.worker import Parts, Tables, Worker
 from specsim.rules.sampling import is_right as is_as_said
 from specsim.world.fakes import AdapterDriftError, Answers, Fake
 from specsim.world.hash_model import Prefixes, decoded, logprob_row
-from specsim.world.kv import BadValue, BatchInput, Disagreement, Masked, NoSlot, Penalized
+from specsim.world.kv import UNMASKED, BadValue, BatchInput, Disagreement, Masked, NoSlot, Penalized
 from specsim.world.scheduler import WrongContent
 
 PROMPT = [11, 12, 13, 14, 15]
@@ -61,6 +61,7 @@ def request(rid: str = "r", *, finished: bool = False) -> Any:
         rid=rid,
         origin_input_ids=PROMPT,
         output_ids=[],
+        grammar=None,
         sampling_params=SimpleNamespace(**UNPENALIZED),
         is_retracted=False,
         finished=lambda: finished,
@@ -236,6 +237,14 @@ def test_masks_are_of_a_grammar_that_has_read_all_that_was_said(worker: Worker, 
         one, grammar_barrier=lambda: setattr(asking.grammar, "read", asking.grammar.read + fed)
     )
     assert records(worker) == [Masked("r", 1, 9, read + fed)]
+
+
+def test_a_grammar_in_a_batch_that_says_it_has_none_is_recorded(worker: Worker) -> None:
+    decode(worker, 0, 1)
+    asking = request()
+    asking.grammar = SimpleNamespace(read=1, tokens=decoded(PROMPT, 9))
+    worker.forward_batch_generation(batch(asking, len(PROMPT), bonus=decoded(PROMPT, 1)[0]))
+    assert records(worker) == [Masked("r", 1, 9, UNMASKED)]
 
 
 FIRST, OTHER = decoded(PROMPT, 1)[0], 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.verdict import Rule, Severity
-from specsim.world.kv import Masked, Penalized, Penalties
+from specsim.world.kv import UNMASKED, Masked, Penalized, Penalties
 from specsim.world.rule import Check, Run, Violation, notes
 
 
 class GrammarState(Check):
-    """When the masks of a verification's tokens are made, the grammar has read exactly what it goes on from."""
+    """A verification of a request with a grammar has masks, and when they are made, the grammar has read exactly what
+    it goes on from.
+    """
 
     rule = Rule(
         "I60",
@@ -18,11 +20,17 @@ class GrammarState(Check):
         "a grammar has read the outputs, when masks are made and when a result was taken",
         Severity.WRONG_RESULT,
     )
-    defects = (notes("grammar behind", Masked("0", said=3, allowed=9, read=2)),)
+    defects = (
+        notes("grammar behind", Masked("0", said=3, allowed=9, read=2)),
+        notes("no masks", Masked("0", said=3, allowed=9, read=UNMASKED)),
+    )
 
     def after(self, run: Run) -> Iterator[Violation]:
         for masked, note in run.noted(Masked):
             expected = min(masked.said, masked.allowed)
+            if masked.read == UNMASKED:
+                yield self.from_note(note, "unmasked", "", f"masks for the tokens of {masked.rid}", "none")
+                return
             if masked.read != expected:
                 text = f"{expected} tokens read, of {masked.rid}"
                 yield self.from_note(note, "verify", "", text, masked.read)

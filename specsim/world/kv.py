@@ -21,6 +21,8 @@ UNWRITTEN = -1  # KV of a slot that nobody has written since it was freed last
 REJECTED = -2  # KV of a draft that was rejected
 REJECTED_OF_OTHERS = -3  # of another request than the one that reads it
 
+UNMASKED = -1  # what a grammar has read of which no masks were made
+
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -122,8 +124,8 @@ class DraftRead:
 @dataclass(frozen=True, slots=True)
 class Masked:
     """A verification of a request with a grammar: the tokens that it goes on from, those that the grammar allows, and
-    those that it had read when the masks of the verification's tokens were made. All are counts, from the answer's
-    first token on.
+    those that it had read when the masks of the verification's tokens were made, UNMASKED where none were. All are
+    counts, from the answer's first token on.
     """
 
     rid: str

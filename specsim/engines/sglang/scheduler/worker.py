@@ -25,6 +25,7 @@ from specsim.world.fakes import Answers, Fake
 from specsim.world.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
 from specsim.world.kv import (
     REJECTED,
+    UNMASKED,
     BadValue,
     BatchInput,
     Disagreement,
@@ -376,8 +377,7 @@ class Worker(Fake):
 
         launch = self.device.launch
         launch(draft, reads=[pool, lengths], writes=[slots], name="draft")
-        if batch.has_grammar:
-            self._make_masks(seats, grammar_barrier)
+        self._make_masks(seats, grammar_barrier, batch.has_grammar)
         written = [tokens, accepted, last, new_lengths, *logprobs.tensors]
         launch(verify, reads=[pool, lengths, bonus, slots, *penalties.tensors], writes=written, name="verify")
         verified = torch.cuda.Event()
@@ -388,14 +388,16 @@ class Worker(Fake):
         launch(draft_extend, reads=[pool, lengths, tokens], name="draft_extend")
         return result
 
-    def _make_masks(self, seats: list[Seat], barrier: Any) -> None:
-        """On the host, while the target runs: masks are made from what the grammars have read by now."""
-        if barrier is not None:
+    def _make_masks(self, seats: list[Seat], barrier: Any, has_grammar: bool) -> None:
+        """On the host, while the target runs: masks are made from what the grammars have read by now, of a batch that
+        has one, as it says.
+        """
+        if has_grammar and barrier is not None:
             barrier()  # feeds them the tokens of the batch before
         for seat in seats:
             seat.grammar = seat.request.grammar
             if seat.grammar is not None:
-                seat.read = seat.grammar.read
+                seat.read = seat.grammar.read if has_grammar else UNMASKED
 
     def _note_grammar(self, seat: Seat, length: int) -> None:
         if seat.grammar is not None and seat.is_read:
