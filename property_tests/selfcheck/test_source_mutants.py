@@ -14,6 +14,7 @@ import pytest
 from property_tests.support.command_line import specsim
 from property_tests.support.known_releases import FEW
 from property_tests.support.made_up_sources import MadeUpSource
+from property_tests.support.pages import ROOT
 from specsim.commands.score import Score
 from specsim.lifting.planted import EDITS, edited
 from specsim.lifting.probes import probed
@@ -191,6 +192,15 @@ def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], Sou
     ended = specsim(tmp_path, *asked)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "equivalent.toml has 3 of the 20 mistakes" in ended.stderr
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "bench/results").glob("*-score-*.json")), ids=lambda file: file.stem)
+def test_the_page_has_each_score_as_it_was_measured(file: Path) -> None:
+    score, page = msgspec.json.decode(file.read_bytes(), type=Score), (ROOT / "docs/score.md").read_text()
+    assert len(score.mutants) == score.drawn == 300
+    assert f"`{file.relative_to(ROOT)}`" in page
+    for kind, mutants, found, _ended, _left, _equivalent, of_quiet in totals(score.mutants, score.equivalent):
+        assert f"| {kind} | {mutants} | {found} | {of_quiet} |" in page
 
 
 @pytest.mark.parametrize(
