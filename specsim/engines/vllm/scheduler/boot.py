@@ -111,6 +111,8 @@ class Booted:
         self._late: list[Any] = []
         is_v2 = runner_in(setup, runner_of(root)) == V2
         os.environ[RUNNER] = str(int(is_v2))
+        # An engine keeps what it reads of the environment, for all that its process starts.
+        importlib.import_module(f"{PACKAGE}.envs").disable_envs_cache()
         with self._answers.required():
             self.config = self._configuration(root, is_v2)
             self.model = self._model(root, is_v2)
