@@ -20,6 +20,7 @@ from property_tests.support.scheduler_checkouts import specsim
 from property_tests.support.vllm_batches import BLOCK, PROMPT, arrives, batch, goes_on, made
 from specsim import replay_file
 from specsim.engines.importable import folder_of
+from specsim.engines.packages import cached_packages
 from specsim.engines.target import Release
 from specsim.engines.vllm.scheduler.configuration import CONTEXT, configuration
 from specsim.engines.vllm.scheduler.freed import watch
@@ -39,6 +40,8 @@ FAKE = [SETUPS[row] for row in rows_of(SETUPS, "fake")]
 COUNT = 3 * len(FAKE)
 FIXTURES = tuple(file for file in FILES if f"vllm=={VLLM_OLD}" in EXPECT[file.stem])
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+OF_THE_ENVIRONMENT = "0.21.0"
+SCHEDULE = "vllm.v1.core.sched.scheduler:Scheduler.schedule"
 
 
 def test_the_newest_release_breaks_no_rule_but_in_a_pipeline_without_asynchronous_scheduling(vllm_release: str) -> None:
@@ -53,6 +56,14 @@ def test_the_newest_release_breaks_no_rule_but_in_a_pipeline_without_asynchronou
 def test_schedules_leave_nothing_behind_for_those_that_come_after_them(vllm_release: str) -> None:
     among, alone = (shown_by(VLLM_OLD, COUNT, "0", engine="vllm", alone=alone) for alone in (False, True))
     assert among == alone
+
+
+@pytest.mark.slow
+def test_each_model_runner_is_told_in_its_form_where_the_environment_says_which_one_there_is(wheel_cache: Cache) -> None:
+    if ("vllm", OF_THE_ENVIRONMENT) not in cached_packages(wheel_cache):
+        pytest.skip(f"vllm=={OF_THE_ENVIRONMENT} is not in the cache")
+    schedules = shown_by(OF_THE_ENVIRONMENT, COUNT, "0", engine="vllm")["schedules"]
+    assert not [one for one in signatures_of(schedules) if ":S13:" in one]
 
 
 LONGEST = {
@@ -182,6 +193,20 @@ def test_each_planted_defect_is_of_the_newest_release(vllm_release: str, wheel_c
             10,
         ),
         ("vllm.v1.core.block_pool:BlockPool._insert_block_hash:negate:block_hash:1", "scheduler:S15:last", 10),
+        (f"{SCHEDULE}:negate:use_v2_model_runner:0", "scheduler:S13:prefill-tokens", 10),
+        pytest.param(f"{SCHEDULE}:drop-call:clear:1", "scheduler:S13:told-twice", 10, marks=pytest.mark.slow),
+        pytest.param(
+            f"{SCHEDULE}:negate:num_external_computed_tokens:1",
+            "scheduler:S13:loads-in-the-step",
+            40,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "vllm.v1.core.sched.output:NewRequestData.from_request:wrong-field:lora_request>request_id:0",
+            "scheduler:S13:lora",
+            10,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_planted_defect_is_found(

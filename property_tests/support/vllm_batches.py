@@ -32,6 +32,7 @@ def arrives(blocks: list[int], computed: int = 0, tokens: list[int] | None = Non
         prefill_token_ids=tokens,
         block_ids=(blocks,),
         num_computed_tokens=computed,
+        lora_request=None,
     )
 
 

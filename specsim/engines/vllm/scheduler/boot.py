@@ -152,6 +152,7 @@ class Booted:
             setup.steps,
             context=self.context,
             is_told=not (is_v2 or setup.overlap),
+            is_v2=is_v2,
             window=setup.window,
             ring=setup.stages if is_v2 and setup.stages > 1 and has_ring(root) else 0,
             outside=self.outside,
@@ -405,7 +406,8 @@ class Executor:
 
     def get_kv_connector_handshake_metadata(self) -> None: ...
 
-    def init_kv_output_aggregator(self, _connector: Any) -> None: ...
+    def init_kv_output_aggregator(self, connector: Any) -> None:
+        connector.get_finished_count()
 
     def reset_mm_cache(self) -> None: ...
 

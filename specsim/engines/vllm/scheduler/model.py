@@ -6,7 +6,8 @@ KV of every position of a request by its blocks, and writes that of the tokens t
 launches, which is that of a device's stream; what it says comes back later.
 
 The two model runners of a release are told different things. The second one keeps drafts and counts on the device. The
-first one is told both where the scheduler waits for each result.
+first one is told both where the scheduler waits for each result. What is told in another form than a runner reads is a
+record.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from specsim.engines.vllm.scheduler.connector import Outside, Transfer, failing,
 from specsim.engines.vllm.scheduler.grammars import allowed
 from specsim.engines.vllm.scheduler.pools import note_freed, note_revived, read, slots_of, write
 from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
-from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Ints, Kv, NoSlot, Reports
+from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Disagreement, Ints, Kv, NoSlot, Reports
 from specsim.world.ledger import Freed
 
 PAD = -1
@@ -75,10 +76,10 @@ _NO_MASKS = Masks((), 1 << 30)
 
 class Model:
     """`context` are the tokens of the longest request. `is_told` says that it is told the drafts and how much is
-    computed, and that it tells its drafts; `window` are the tokens that some layers attend to, 0 where there are no
-    such; `ring` are the steps after which a pipeline's first stage has what was sampled, 0 where it has that at once.
-    With an `outside` what is launched is run later, at the latest when somebody asks what it says: KV from outside
-    comes before or after it.
+    computed, and that it tells its drafts, `is_v2` that it is the second model runner; `window` are the tokens that
+    some layers attend to, 0 where there are no such; `ring` are the steps after which a pipeline's first stage has what
+    was sampled, 0 where it has that at once. With an `outside` what is launched is run later, at the latest when
+    somebody asks what it says: KV from outside comes before or after it.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class Model:
         *,
         context: int,
         is_told: bool,
+        is_v2: bool = False,
         window: int = 0,
         ring: int = 0,
         outside: Outside | None = None,
     ) -> None:
         self.block_size, self.steps, self.is_told, self.window = block_size, steps, is_told, window
         self.context, self.ring, self._step, self._has_grammars = context, ring, 0, False
+        self._is_v2 = is_v2
         self.outside = outside
         self._queue: deque[tuple[bool, Callable[[], Any]]] = deque()
         """What is to run, and whether it is a launch."""
@@ -151,6 +154,9 @@ class Model:
         for transfer, end in loads:
             load(transfer, end, self)
         in_vain = failing(loads)
+        if not getattr(batch, "has_sync_kv_loads", True):  # a worker may begin them behind the forward pass
+            for transfer, _end in loads:
+                self._differs("loads-in-the-step", transfer.rid, "told", "not told")
         self._take(batch)
         self._has_grammars = bool(getattr(batch, "has_structured_output_requests", False))
         drafts = batch.scheduled_spec_decode_tokens
@@ -201,12 +207,21 @@ class Model:
     def _take(self, batch: Any) -> None:
         for rid in batch.finished_req_ids:
             self._seats.pop(rid, None)
+        cached = batch.scheduled_cached_reqs
         for new in batch.scheduled_new_reqs:
-            tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
+            tokens = new.prompt_token_ids
+            if self._is_v2:
+                tokens = getattr(new, "prefill_token_ids", tokens)
+            if not tokens:
+                self._differs("prefill-tokens", new.req_id, "told, as the second model runner reads them", "not told")
+                tokens = new.prompt_token_ids
+            if new.req_id in cached.req_ids:
+                self._differs("told-twice", new.req_id, "new, or one that it knows", "both")
+            if new.lora_request is not None:
+                self._differs("lora", new.req_id, "none", str(new.lora_request))
             seat = Seat(new.req_id, self.prefixes[new.req_id], list(tokens), new.num_computed_tokens, len(tokens))
             seat.blocks = [list(blocks) for blocks in new.block_ids]
             self._seats[new.req_id] = seat
-        cached = batch.scheduled_cached_reqs
         for at, rid in enumerate(cached.req_ids):
             seat, is_resumed = self._seats[rid], rid in cached.resumed_req_ids
             nothing: list[list[int]] = [[] for _ in seat.blocks]
@@ -224,6 +239,9 @@ class Model:
                 told = cached.new_token_ids[at]
                 missing = seat.computed + len(told) - len(seat.tokens)
                 seat.tokens += told[len(told) - missing :] if missing > 0 else ()
+
+    def _differs(self, what: str, rid: str, expected: str, actual: str) -> None:
+        self.reports.add_first(rid, what, Disagreement(what, rid, expected, actual))
 
     def _run(self, seat: Seat, count: int, drafts: Sequence[int], masks: Masks) -> list[int]:
         start, known = seat.computed, seat.computed + count - len(drafts)
