@@ -67,11 +67,6 @@ LAYERS = {  # each may use only layers that stand before it in this table
         "kernels interpreter lifting world rules model engines mutation",
         "torch triton msgspec",
     ),
-    "selfcheck": layer(
-        "deadline errors interrupts isolation verdict choices contracts interpreter lifting world rules model engines "
-        "mutation tiers",
-        "torch msgspec",
-    ),
     "bench": layer(
         "deadline errors interrupts verdict choices reference contracts kernels interpreter lifting world "
         "rules engines tiers",
@@ -80,6 +75,11 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "findings": layer(
         "errors interrupts isolation files verdict replay_file choices contracts lifting world engines tiers",
         "packaging",
+    ),
+    "selfcheck": layer(
+        "deadline errors interrupts isolation verdict choices contracts interpreter lifting world rules model engines "
+        "mutation tiers findings",
+        "torch msgspec",
     ),
     "fuzz": layer(
         "deadline errors interrupts isolation files verdict replay_file choices contracts lifting engines "

@@ -59,7 +59,7 @@ def test_schedules_leave_nothing_behind_for_those_that_come_after_them(vllm_rele
 
 
 @pytest.mark.slow
-def test_each_model_runner_is_told_in_its_form_where_the_environment_says_which_one_there_is(wheel_cache: Cache) -> None:
+def test_a_model_runner_that_the_environment_names_is_told_in_its_form(wheel_cache: Cache) -> None:
     if ("vllm", OF_THE_ENVIRONMENT) not in cached_packages(wheel_cache):
         pytest.skip(f"vllm=={OF_THE_ENVIRONMENT} is not in the cache")
     schedules = shown_by(OF_THE_ENVIRONMENT, COUNT, "0", engine="vllm")["schedules"]

@@ -100,21 +100,36 @@ def test_a_mutant_is_hunted_by_the_schedules_that_run_its_statement() -> None:
         Together("b", {"other.py": [13]}),
         Together("15", {FILE: [7, 13]}),
     ]
-    seen = Reached(blocks, [])
+    seen = Reached(blocks, {})
     assert seen.schedules_of(mutant) == [0, 2, 4]
     assert seen.ran == {FILE: [4, 5, 7, 13], "other.py": [13]}
 
 
-def hunted(kind: str, schedule: int = 0, *, quiet: bool = True, ended: bool = False) -> ScoredMutant:
+def test_a_mutant_is_found_by_what_is_known_where_that_shows_more_often_than_chance_explains() -> None:
+    """Of ten schedules two show it on the target as it is, and one that is none of these."""
+    seen = Reached([], {"S1:request": f"{1 << 3 | 1 << 4 | 1 << 30:x}", "I05:input": "0"})
+    indices = list(range(3, 13))
+
+    def shown_in(*those: int) -> list[set[str]]:
+        return [{"S1:request"} if index in those else set() for index in indices]
+
+    assert seen.more_often(indices, shown_in(*indices)) == (5, "S1:request")
+    assert seen.more_often(indices, shown_in(3, 4, 7)) == (-1, "")
+    assert seen.more_often(indices, shown_in()) == (-1, "")
+    always: list[set[str]] = [{"I05:input"} for _ in indices]
+    assert seen.more_often(indices, always) == (3, "I05:input")
+
+
+def mutant_of(kind: str, schedule: int = 0, *, quiet: bool = True, ended: bool = False) -> ScoredMutant:
     return ScoredMutant(f"{kind}{schedule}{quiet}{ended}", FILE, 1, kind, schedule, "", quiet, ended)
 
 
 def test_a_score_counts_what_a_limit_ended_apart_from_what_was_found() -> None:
     of = [
-        hunted("stale", 3),
-        hunted("stale", 1, quiet=False),
-        hunted("stale"),
-        hunted("wrong", 7, quiet=False, ended=True),
+        mutant_of("stale", 3),
+        mutant_of("stale", 1, quiet=False),
+        mutant_of("stale"),
+        mutant_of("wrong", 7, quiet=False, ended=True),
     ]
     assert list(totals(of)) == [
         ("stale", "3", "2 of 3, 66.7 %", "0", "1", "0", "1 of 2, 50.0 %"),
@@ -124,7 +139,7 @@ def test_a_score_counts_what_a_limit_ended_apart_from_what_was_found() -> None:
 
 
 def test_what_changes_nothing_does_not_count_unless_it_is_found() -> None:
-    of = [hunted("stale", 3), hunted("stale")]
+    of = [mutant_of("stale", 3), mutant_of("stale")]
     assert list(totals(of, {one.id for one in of}))[-1] == (
         "all",
         "2",
@@ -157,6 +172,8 @@ def test_a_score_is_of_drawn_mutants_and_goes_on_where_it_was_left(tmp_path: Pat
     assert ended.returncode == 0, ended.stdout + ended.stderr
     both = json.loads((tmp_path / "both.json").read_text())
     assert (both["drawn"], len(both["mutants"]), both["mutants"][0]) == (2, 2, was["mutants"][0])
+    assert both["seconds"] > one["seconds"] > 0
+    assert both["environment"]["cores"]
     assert f"not found: {was['mutants'][0]['file']}:{was['mutants'][0]['line']}" in ended.stdout
     ended = specsim(tmp_path, *asked, "--resume", "one.json", "--seed", "3")
     assert (ended.returncode, "one.json is of seed 0, and not 3" in ended.stderr) == (2, True), ended.stderr
@@ -172,7 +189,7 @@ def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], Sou
         target,
         0,
         420,
-        Reached([Together("1", lines)], []),
+        Reached([Together("1", lines)], {}),
         20,
         [ScoredMutant(*one[:4], 0, "", True) for one in mutants],
     )
@@ -196,10 +213,11 @@ def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], Sou
 
 @pytest.mark.parametrize("file", sorted((ROOT / "bench/results").glob("*-score-*.json")), ids=lambda file: file.stem)
 def test_the_page_has_each_score_as_it_was_measured(file: Path) -> None:
-    score, page = msgspec.json.decode(file.read_bytes(), type=Score), (ROOT / "docs/score.md").read_text()
-    assert len(score.mutants) == score.drawn == 300
+    score, page = json.loads(file.read_bytes()), (ROOT / "docs/score.md").read_text()
+    hunted = msgspec.convert(score["mutants"], list[ScoredMutant])
+    assert len(hunted) == score["drawn"] == 300
     assert f"`{file.relative_to(ROOT)}`" in page
-    for kind, mutants, found, _ended, _left, _equivalent, of_quiet in totals(score.mutants, score.equivalent):
+    for kind, mutants, found, _ended, _left, _equivalent, of_quiet in totals(hunted, score["equivalent"]):
         assert f"| {kind} | {mutants} | {found} | {of_quiet} |" in page
 
 

@@ -21,7 +21,7 @@ def environment() -> dict[str, str | int | None]:
         "specsim": specsim.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "triton": _version("triton"),
         "numpy": _version("numpy"),
         "cpu": _cpu_model(),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import typer
@@ -32,7 +33,7 @@ class ScoreAsked(NamedTuple):
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON of a score: `reached` is what the target's own schedules run and show, `drawn` counts the mutants that
     are hunted, of which those are left that are not among `mutants`. `equivalent` are those that change nothing, and
-    why.
+    why. `environment` is where the last of them was hunted, and `seconds` took all of it, in all runs.
     """
 
     target: str
@@ -42,6 +43,8 @@ class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drawn: int
     mutants: list[ScoredMutant]
     equivalent: dict[str, str] = {}
+    environment: dict[str, str | int | None] = {}
+    seconds: float = 0.0
 
 
 def score(
@@ -55,6 +58,7 @@ def score(
 ) -> int:
     """Draw so many mutants, hunt, print; the exit code."""
     from specsim import interrupts
+    from specsim.bench.environment import environment
     from specsim.engines.packages import open_source
     from specsim.engines.registry import ENGINES
     from specsim.engines.target import Checkout, Release, parse_target
@@ -68,9 +72,29 @@ def score(
     before = _before(resume, asked) if resume is not None else None
     arguments = _arguments(equivalent) if equivalent is not None else {}
     source = open_source(target, open_cache())
-    seen = before.reached if before is not None else Reached([], [])
+    seen = before.reached if before is not None else Reached([], {})
     mutants: list[SourceMutant] = []
     done: dict[str, ScoredMutant] = {}
+    surroundings = environment()
+    started = time.monotonic() - (before.seconds if before is not None else 0.0)
+
+    def save() -> None:
+        if json_file is None:
+            return
+        hunted, seconds = _in_order(mutants, done), round(time.monotonic() - started, 1)
+        written = Score(
+            asked.target,
+            asked.seed,
+            asked.schedules,
+            seen,
+            len(mutants),
+            hunted,
+            arguments,
+            surroundings,
+            seconds,
+        )
+        save_json(json_file, msgspec.to_builtins(written))
+
     with interrupts.gentle(), live(f"hunting mutants of {asked.target}", budget_seconds) as line:
         try:
             if before is None:
@@ -88,8 +112,7 @@ def score(
             def noted(one: ScoredMutant) -> None:
                 done[one.id] = one
                 line.part_done(len(done), len(mutants))
-                if json_file is not None:
-                    save_json(json_file, _json(asked, seen, mutants, done, arguments))
+                save()
 
             hunt_all(
                 asked.target,
@@ -104,8 +127,7 @@ def score(
         except TimeSpent:
             pass
         interrupted = interrupts.asked()
-    if json_file is not None:
-        save_json(json_file, _json(asked, seen, mutants, done, arguments))
+    save()
     if done:
         _print(asked, seen, _in_order(mutants, done), arguments)
     left = len(mutants) - len(done)
@@ -151,19 +173,6 @@ def _arguments(file: Path) -> dict[str, str]:
 
 def _in_order(mutants: list[SourceMutant], done: dict[str, ScoredMutant]) -> list[ScoredMutant]:
     return [done[mutant.id] for mutant in mutants if mutant.id in done]
-
-
-def _json(
-    asked: ScoreAsked,
-    seen: Reached,
-    mutants: list[SourceMutant],
-    done: dict[str, ScoredMutant],
-    equivalent: dict[str, str],
-) -> dict[str, Any]:
-    hunted = _in_order(mutants, done)
-    score = Score(asked.target, asked.seed, asked.schedules, seen, len(mutants), hunted, equivalent)
-    found: dict[str, Any] = msgspec.to_builtins(score)
-    return found
 
 
 def _print(asked: ScoreAsked, seen: Reached, hunted: list[ScoredMutant], equivalent: dict[str, str]) -> None:

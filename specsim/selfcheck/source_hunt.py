@@ -3,8 +3,10 @@
 The first schedules of a seed are run on the target as it is, which says what each runs of it and what it shows. Each
 mutant (`specsim.selfcheck.source_mutants`) then runs those of them that run its statement, until one shows what the
 target as it is shows in none of all and what its triage list does not have. The others would run as they did: a
-schedule is a function of its seed, its number and what is run. Run as a module, this is the process that runs schedules
-of one target or mutant: it reads a question from standard input and prints JSON.
+schedule is a function of its seed, its number and what is run. Where none shows such, a mutant is found as a gate finds
+it: what is known shows in more of these schedules than it does of the target as it is, and than chance explains. Run as
+a module, this is the process that runs schedules of one target or mutant: it reads a question from standard input and
+prints JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import msgspec
 from specsim import interrupts
 from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
+from specsim.findings.chance import is_rise
 from specsim.isolation import environment, processes
 from specsim.selfcheck.source_mutants import KINDS, SourceMutant
 
@@ -63,12 +66,12 @@ class Together(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the schedules of a target as it is run, and what is no news of it: the signatures that they show, and those
-    of its triage list.
+    """What the schedules of a target as it is run, and what is no news of it: the signatures of its triage list and
+    those that they show, each with the schedules that show it, as in Together.
     """
 
     blocks: list[Together]
-    known: list[str]
+    known: dict[str, str]
 
     @property
     def ran(self) -> dict[str, list[int]]:
@@ -83,9 +86,25 @@ class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Those that run its statement."""
         for block in self.blocks:
             if mutant.statement in block.ran.get(mutant.file, ()):
-                mask = int(block.schedules, 16)
-                return [index for index in range(mask.bit_length()) if mask >> index & 1]
+                return _indices(block.schedules)
         return []
+
+    def more_often(self, indices: Sequence[int], shown: Sequence[Collection[str]]) -> tuple[int, str]:
+        """Of what is known the first in which these schedules show it more often than of the target as it is, and than
+        chance explains: the index of the first that shows it and did not, and the signature. (-1, "") for none.
+        """
+        signatures = sorted({signature for each in shown for signature in each})
+        for signature in signatures:
+            here = [index for index, each in zip(indices, shown, strict=True) if signature in each]
+            there = set(_indices(self.known[signature])).intersection(indices)
+            if is_rise(len(here), len(indices), len(there), len(indices), len(signatures)):
+                return next(index for index in here if index not in there), signature
+        return -1, ""
+
+
+def _indices(schedules: str) -> list[int]:
+    mask = int(schedules, 16)
+    return [index for index in range(mask.bit_length()) if mask >> index & 1]
 
 
 def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collection[str], deadline: Deadline) -> Reached:
@@ -94,13 +113,13 @@ def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collecti
     The first one runs alone: it compiles the target's modules into the cache, which each process would else do.
     """
 
-    def answered(part: Sequence[int]) -> dict[str, Any]:
+    def answered(part: Sequence[int]) -> tuple[Sequence[int], dict[str, Any]]:
         answer = _asked(target, "", seed, part, (), deadline.timeout)
         if answer is None:
             raise KeyboardInterrupt
         if answer["why"]:
             raise UsageError(f"the scheduler of {target} is not run: {answer['why']}", "name another target")
-        return answer
+        return part, answer
 
     parts = [part for job in range(jobs) if (part := range(1 + job, schedules, jobs))]
     try:
@@ -110,15 +129,18 @@ def reached(target: str, seed: int, schedules: int, jobs: int, triaged: Collecti
     except subprocess.TimeoutExpired:
         raise TimeSpent(SPENT) from None
     masks: dict[tuple[str, int], int] = {}
-    known = set(triaged)
-    for answer in answers:
-        known.update(signature for shown in answer["shown"] for signature in shown)
+    known = dict.fromkeys(triaged, 0)
+    for run, answer in answers:
+        for index, shown in zip(run, answer["shown"], strict=True):
+            for signature in shown:
+                known[signature] = known.get(signature, 0) | 1 << index
         for mask, ran in answer["ran"].items():
             bits = int(mask, 16)
             for file, lines in ran.items():
                 for line in lines:
                     masks[file, line] = masks.get((file, line), 0) | bits
-    return Reached([Together(mask, ran) for mask, ran in _by_mask(masks).items()], sorted(known))
+    blocks = [Together(mask, ran) for mask, ran in _by_mask(masks).items()]
+    return Reached(blocks, {signature: f"{known[signature]:x}" for signature in sorted(known)})
 
 
 def _by_mask(masks: Mapping[tuple[str, int], int]) -> dict[str, dict[str, list[int]]]:
@@ -158,10 +180,9 @@ def hunt_all(
 
 def _hunted(target: str, mutant: SourceMutant, seen: Reached, seed: int, deadline: Deadline) -> ScoredMutant | None:
     timeout = min(SECONDS_MAX, deadline.left)
-    known = set(seen.known)
     indices = seen.schedules_of(mutant)
     try:
-        answer = _asked(target, mutant.id, seed, indices, seen.known, timeout)
+        answer = _asked(target, mutant.id, seed, indices, list(seen.known), timeout)
     except subprocess.TimeoutExpired:
         return None if deadline.is_over else ScoredMutant(*mutant[:4], 0, "", False, ended=True)
     if answer is None:
@@ -170,10 +191,13 @@ def _hunted(target: str, mutant: SourceMutant, seen: Reached, seed: int, deadlin
         return ScoredMutant(*mutant[:4], 1, _START, False)
     first, signature, loud = 0, "", False
     for index, shown in zip(indices, answer["shown"], strict=False):  # it ends where one is found
-        number, new = index + 1, set(shown) - known
+        number, new = index + 1, set(shown) - seen.known.keys()
         if new and not first:
             first, signature = number, min(new, key=lambda each: (_rule(each) == _HANGS, each))
         loud = loud or (number <= QUIET and any(_rule(each) in (*_LOUD, _START) for each in new))
+    if not first:
+        index, signature = seen.more_often(indices, answer["shown"])
+        first = index + 1
     return ScoredMutant(*mutant[:4], first, signature, not loud, ended=_rule(signature) == _HANGS)
 
 
