@@ -1,4 +1,4 @@
-"""How long requests wait, who need not wait again, and what users are told of it."""
+"""How long requests wait, who need not wait again or holds what others wait for, and what users are told of it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,12 @@ class Admission(Check):
 
 def spare(setup: Setup, facts: Facts) -> int:
     """Slots that a running request may have beside those of its tokens: of the steps that it is ahead, of the next one,
-    and of pages that it has begun, of which each branch of a tree has one.
+    and of pages that it has begun, of which each branch of a tree has its own.
     """
-    return (facts.ahead + 1) * setup.draft_tokens + (setup.topk + 1) * setup.page_size
+    page = setup.page_size
+    branch = -(-(page - 1 + setup.steps) // page) * page
+    step = max(setup.draft_tokens, setup.topk * branch if setup.topk > 1 else 0)
+    return (facts.ahead + 1) * step + (setup.topk + 1) * page
 
 
 def _now_and_then() -> Callable[[Load], Load]:
@@ -98,6 +101,25 @@ class Retraction(Check):
             if rid in waiting and has >= 0 and room >= len(went_on) * need:
                 actual = f"it waits again, beside {room} free slots and {len(went_on)} who ran"
                 yield self.broken("room", rid, "to go on", actual)
+
+
+def _much_more(load: Load) -> Load:
+    return replace(load, lengths=tuple((rid, claimed, claimed + 40) for rid, claimed, _has in load.lengths))
+
+
+class Holding(Check):
+    """It has slots for the steps that it is ahead, and for its next one. KV from outside has its slots before it is
+    claimed, and is not looked at.
+    """
+
+    rule = Rule("S16", "holding", "a running request has no more slots than its next steps need", Severity.METRIC)
+    defects = (Lie("has many more", "load", _much_more),)
+
+    def while_running(self, moment: Moment) -> Iterator[Violation]:
+        need = spare(self.setup, self.facts)
+        for rid, claimed, has in moment.load.lengths if not self.setup.connector else ():
+            if has > claimed + need:
+                yield self.broken("slots", rid, f"{claimed + need} slots at most: {need} beyond its claim", str(has))
 
 
 def _goes_on(seen: Seen) -> Seen:
