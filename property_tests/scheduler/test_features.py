@@ -71,7 +71,7 @@ DEFECTS = {
     ),
     "the logprob of the next token": (
         (V1, "logprobs", "", RESULTS, f"{MIXIN}process_batch_result_decode", "plus-one", "j", "0"),
-        "scheduler:T6:logprobs",
+        "scheduler:X1:process_batch_result_decode:IndexError",
     ),
     "logprobs are sent again": (
         (V1, "logprobs", "", RESULTS, f"{MIXIN}stream_output_generation", "drop-assignment", OFFSET, "1"),
@@ -111,7 +111,7 @@ DEFECTS = {
     ),
     "without overlap lengths stay what they were": (
         (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.run_batch", "drop-assignment", "seq_lens", "0"),
-        "scheduler:I05:full:other-tokens",
+        "scheduler:I05:input:other-tokens",
     ),
     "without overlap the last batch is forgotten": (
         (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.event_loop_normal", "drop-assignment", "last_batch", "0"),

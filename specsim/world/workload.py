@@ -8,7 +8,7 @@ fit a row and the pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
@@ -157,7 +157,7 @@ def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) 
     for number in requests:
         turns.append(_request(chooser, setup, facts, decode, features, turns, number, spread))
     for number in sessions:
-        turns += _session(chooser, setup, facts, features, f"s{number}", spread)
+        turns += _session(chooser, setup, facts, decode, features, f"s{number}", spread)
     flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
     pauses = tuple(_pauses(chooser, facts, spread)) if "pauses" in features else ()
@@ -218,7 +218,7 @@ def _request(
         abort=between(chooser, 0, 24, "abort after")
         if "aborts" in features and chooser.choose(3, "aborts") == 1
         else -1,
-        stop=_stop(chooser, decode, prompt, answer) if "stop tokens" in features else -1,
+        stop=_stop(chooser, setup, decode, prompt, answer) if "stop tokens" in features else -1,
         priority=pick(chooser, facts.priorities, "priority") if setup.priorities else 0,
         stop_text=_stop_text(chooser, decode, prompt, answer) if "stop strings" in features else (),
         grammar=grammar,
@@ -245,13 +245,15 @@ def _after_another(
 
 
 def _session(
-    chooser: Chooser, setup: Setup, facts: Facts, features: frozenset[str], name: str, spread: int
-) -> list[Turn]:
+    chooser: Chooser, setup: Setup, facts: Facts, decode: Decode, features: frozenset[str], name: str, spread: int
+) -> Iterator[Turn]:
     numbers = each(chooser, 1, TURNS_MAX, "turns")
     most = (min(facts.context, setup.slots // 2) // TURNS_MAX) // 2
     first = between(chooser, 0, spread, "session at")
-    return [
-        Turn(
+    before: tuple[int, ...] = ()
+    """What the session has by then, if nobody aborts a turn."""
+    for number in numbers:
+        turn = Turn(
             rid=f"{name}.{number}",
             prompt=prompt_of(100 + number, between(chooser, 1, most, "append")),
             answer=between(chooser, 1, most, "answer"),
@@ -268,8 +270,11 @@ def _session(
             **_changes(chooser, setup, facts, features),
             sampling=_sampling(chooser, setup),
         )
-        for number in numbers
-    ]
+        before += turn.prompt
+        if "stop tokens" in features:
+            turn = replace(turn, stop=_stop(chooser, setup, decode, before, turn.answer))
+        before += tuple(until_stop(turn, decode(before, turn.answer, 0)))
+        yield turn
 
 
 def prompt_of(request: int, length: int) -> tuple[int, ...]:
@@ -285,11 +290,12 @@ def _rid(chooser: Chooser, number: int) -> str:
     ]
 
 
-def _stop(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> int:
-    """A token of the answer, or none."""
+def _stop(chooser: Chooser, setup: Setup, decode: Decode, prompt: Sequence[int], answer: int) -> int:
+    """A token of the answer, or of those that its last verification may bring beside it, or none."""
     if not chooser.choose(2, "stops"):
         return -1
-    return decode(prompt, answer, 0)[chooser.choose(answer, "stop at")]
+    said = decode(prompt, answer + setup.run_max - 1, 0)
+    return said[chooser.choose(len(said), "stop at")]
 
 
 def _stop_text(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
