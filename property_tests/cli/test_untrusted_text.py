@@ -14,7 +14,7 @@ from specsim.commands.pages import free_name, write_report
 from specsim.report.junit import junit_of
 from specsim.report.live import live
 from specsim.report.page.plain import visible
-from specsim.report.terminal import escape
+from specsim.report.terminal import console_of, escape
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "replays"
 HOSTILE = "a\x1b]0;x\x07\r\n::error::b ##[error]c ###[group]d \u202e\x9b2J"
@@ -47,6 +47,15 @@ def test_a_line_that_is_reported_is_one_line(capsys: pytest.CaptureFixture[str])
     for text in (printed.out, printed.err):
         assert is_harmless(text)
         assert len(text.splitlines()) == 1
+
+
+def test_a_signature_has_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    signature = "scheduler:S1:request:running:"
+    console_of().print(escape(signature))
+    with live("fuzzing", 1.0) as line:
+        line.say(signature)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (f"{signature}\n", f"{signature}\n")
 
 
 def test_what_a_campaign_says_beside_its_live_line_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_right(schedule):
 def test_leaky(schedule): ...
 
 @few
-@given(schedules(leaky, known=["scheduler:I66:slots:lost", "scheduler:S1:request"]))  # slots run out
+@given(schedules(leaky, known=["scheduler:I66:slots:lost", "scheduler:S1:request:waiting"]))  # slots run out
 def test_known(schedule): ...
 """
 

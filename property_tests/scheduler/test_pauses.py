@@ -81,6 +81,34 @@ def test_a_pause_that_is_never_complete_is_a_schedule_that_never_ends() -> None:
     assert error.value.part == "pause"
 
 
+@pytest.mark.parametrize(
+    ("waiting", "running", "ends", "part", "who"),
+    [
+        (("r0", "r1"), (), (), "request:waiting", "r0"),
+        (("r0",), ("r1",), (), "request:running", "r1"),
+        ((), (), ("r0",), "request", "r1"),
+        ((), (), ("r0", "r1"), "idle", ""),
+    ],
+)
+def test_what_never_ends_is_said_by_where_it_is(
+    waiting: tuple[str, ...], running: tuple[str, ...], ends: tuple[str, ...], part: str, who: str
+) -> None:
+    """Who runs is named before those who wait for it, and nobody where all have ended."""
+
+    class Endless(Server):
+        def load(self) -> Load:
+            waits, runs = tuple((rid, 9) for rid in waiting), tuple((rid, 1, 1) for rid in running)
+            return replace(super().load(), waiting=waits, lengths=runs)
+
+        def answers(self) -> list[Answer]:
+            return [Answer(rid, (7,), "length") for rid in ends if self.iteration > 9]
+
+    with pytest.raises(NeverEndsError) as error:
+        sent(Endless(FACTS), Workload(TURNS), 2000)
+    assert (error.value.part, error.value.who) == (part, who)
+    assert f"{who or 'the scheduler'} is" in str(error.value)
+
+
 def test_requests_reach_a_paused_scheduler_that_hears_and_may_be_refused_by_one_that_refuses() -> None:
     workload = Workload(TURNS, pauses=(Pause(2, 3, False, mode=DRAIN, refuses=True),))
     messages, users = sent(Server(ALL), workload, 9)

@@ -216,7 +216,7 @@ def test_who_is_aborted_while_it_waits_makes_no_room(tokens: int, broken: list[s
     users = Users(scheduler, Workload(()), Setup(), rules.at)
     for iteration in range(1, FACTS.patience + 2):
         users.at(iteration)
-    run = Run(scheduler, users, NeverEndsError("request", "waits", FACTS.patience))
+    run = Run(scheduler, users, NeverEndsError("request:waiting", "waits", "it waits"))
     assert [violation.rule for violation in rules.broken(run) if violation.rule != "S1"] == broken
 
 

@@ -162,7 +162,7 @@ class LiveLine:
 def live(what: str, budget_seconds: float | None = None) -> Iterator[LiveLine]:
     """Show a live line while work runs."""
     progress = WorkProgress(what, budget_seconds)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
 
     def print_line(text: str) -> None:
         console.print(visible(text), markup=False, soft_wrap=True)

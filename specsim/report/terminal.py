@@ -29,9 +29,9 @@ INDENT = " " * (LABEL + 4)  # of the further lines of a row
 
 def console_of(width_without_terminal: int = WIDTH_WITHOUT_TERMINAL) -> Console:
     """Standard output, as wide as COLUMNS says, else as the terminal is; without a terminal as wide as given."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, emoji=False, soft_wrap=False)
     if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        console = Console(highlight=False, width=width_without_terminal)
+        console = Console(highlight=False, emoji=False, width=width_without_terminal)
     return console
 
 

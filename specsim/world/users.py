@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specsim.world.scheduler import ABORT
@@ -36,10 +36,12 @@ class PauseSpan(NamedTuple):
 
 
 class NeverEndsError(Exception):
-    """A schedule that goes on without an end: `part` says what waits, `who` a request of it."""
+    """A schedule that goes on without an end. `part` says what never ends, "request:running", and `who` is a request of
+    it, "" for none.
+    """
 
-    def __init__(self, part: str, who: str, iterations: int) -> None:
-        super().__init__(f"{who} waits after {iterations} iterations")
+    def __init__(self, part: str, who: str, text: str) -> None:
+        super().__init__(text)
         self.part, self.who = part, who
 
 
@@ -110,10 +112,23 @@ class Users:
             self._leap()
             self._idle = 0
         if iteration > ITERATIONS_MAX:
-            waits = next((rid for rid in self.sent_at if rid not in ended), "a turn that was never sent")
-            part = "session" if "." in waits and not waits[0].isdigit() else "request"
-            raise NeverEndsError("pause" if self._resumes_at >= 0 else part, waits, iteration)
+            raise self._never_ends(iteration, ended)
         return messages
+
+    def _never_ends(self, iteration: int, ended: Collection[str]) -> NeverEndsError:
+        """Who runs may be why others wait."""
+        load = self.started.load()
+        states = {rid: "waiting" for rid, _length in load.waiting} | {rid: "running" for rid, *_ in load.lengths}
+        left = [rid for rid in self.sent_at if rid not in ended]
+        who = next((rid for rid in left if states.get(rid) == "running"), left[0] if left else "")
+        if self._resumes_at >= 0:
+            return NeverEndsError("pause", who, f"the scheduler is not paused after {iteration} iterations")
+        if not left:
+            part, what = ("turn", "a turn was not sent") if self._to_send else ("idle", "the scheduler is not idle")
+            return NeverEndsError(part, who, f"{what} after {iteration} iterations, and all requests have ended")
+        kind = "session" if any(turn.session for turn in self.workload.turns if turn.rid == who) else "request"
+        part, state = (f"{kind}:{states[who]}", states[who]) if who in states else (kind, "neither running nor waiting")
+        return NeverEndsError(part, who, f"{who} is {state} after {iteration} iterations")
 
     def _decide(self, iteration: int) -> None:
         """For users that decide as they go: what they do in this iteration."""
