@@ -8,6 +8,7 @@ from types import ModuleType
 
 from specsim.rules import (
     answers,
+    cache_events,
     content,
     counters,
     device,
@@ -20,6 +21,7 @@ from specsim.rules import (
     waiting,
 )
 from specsim.rules.answers import LogprobRows, VisibleOutputs
+from specsim.rules.cache_events import CacheEvents
 from specsim.rules.content import Agreement, BatchState, ContentRead, DraftContent
 from specsim.rules.counters import AcceptedDrafts
 from specsim.rules.device import DeviceException, StreamRace
@@ -62,8 +64,21 @@ def _of(module: ModuleType) -> Iterator[type[Check]]:
             yield each
 
 
-_MODULES = (answers, content, counters, device, process, requests, reuse, sampling, sessions, slots, waiting)
-_LAST: tuple[type[Check], ...] = (QueueTime, AcceptedDrafts, PenaltiesAfterRetraction)
+_MODULES = (
+    answers,
+    cache_events,
+    content,
+    counters,
+    device,
+    process,
+    requests,
+    reuse,
+    sampling,
+    sessions,
+    slots,
+    waiting,
+)
+_LAST: tuple[type[Check], ...] = (QueueTime, AcceptedDrafts, PenaltiesAfterRetraction, CacheEvents)
 """None of these hides another: what is counted and told makes nothing wrong, and tokens that lost penalties make wrong
 have a finding of their own.
 """

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from specsim.world.hash_model import extended
+from specsim.world.kv_events import Published
 from specsim.world.ledger import Freed, Ledger
 from specsim.world.scheduler import WrongContent
 
@@ -179,7 +180,7 @@ class Penalized:
     scaled: Mapping[int, float]
 
 
-OBSERVATIONS = (BatchInput, DraftsCounted, Masked, Penalized)
+OBSERVATIONS = (BatchInput, DraftsCounted, Masked, Penalized, Published)
 """Kinds of records of which a rule has to say whether they are right; the others are wrong by themselves."""
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
     from specsim.contracts.enumeration import Distribution
     from specsim.lifting.changes import Function
+    from specsim.world.kv_events import CachedBlock, Event
 
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLINGS = ("cold", "top-p", "top-k and top-p")
@@ -67,6 +68,7 @@ class Setup:
     `reasoning`     whether a request reasons first, and its grammar is of what comes behind
     `connector`     whether KV may come from outside the engine, and be handed on to there
     `hidden_states` whether requests may ask for hidden states, and here for logprobs of their prompts, too
+    `kv_events`     whether what the prefix cache has is published, for routers
     """
 
     page_size: int = 1
@@ -98,6 +100,7 @@ class Setup:
     reasoning: bool = False
     watermark: float = 0.0
     hidden_states: bool = False
+    kv_events: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -424,6 +427,8 @@ class Pools:
     `free_row_numbers`          the free rows themselves
     `writers`, `row_users`      by slot of the full pool the request for which KV was written to it last, and by row the
                                 one that was last in it; empty where nothing says
+    `blocks`                    of the prefix cache, where KV cache events are published: those that a new request would
+                                find, and `unpublished` are events that wait to be
     """
 
     total: int
@@ -439,6 +444,8 @@ class Pools:
     free_row_numbers: list[int] | None = None
     writers: Mapping[int, str] = field(default_factory=dict)
     row_users: Mapping[int, str] = field(default_factory=dict)
+    blocks: list[CachedBlock] | None = None
+    unpublished: tuple[Event, ...] = ()
 
 
 MODEL, RESULT = "the model", "what the model returns"
