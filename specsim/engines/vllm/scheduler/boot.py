@@ -24,6 +24,7 @@ from specsim.engines.vllm.scheduler.connector import Outside
 from specsim.engines.vllm.scheduler.freed import watch
 from specsim.engines.vllm.scheduler.grammars import manage, parameters_of
 from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
+from specsim.engines.vllm.scheduler.kv_events import names_groups, publish
 from specsim.engines.vllm.scheduler.model import Model
 from specsim.engines.vllm.scheduler.release_worker import ReleaseWorker
 from specsim.engines.vllm.scheduler.runners import V2, complete, has_ring, runner_of
@@ -106,6 +107,7 @@ class Booted:
         self.launched: Callable[[Any], None] = lambda _batch: None
         self.draws: Callable[[int, str], int] = lambda _count, _label: 0
         self.outside = Outside(setup.page_size, fails_in_steps=not setup.overlap) if setup.connector else None
+        self.publishes = setup.kv_events and (not setup.window or names_groups())
         self._answers = Answers({})
         self._script: Script | None = None
         self._late: list[Any] = []
@@ -117,6 +119,8 @@ class Booted:
             self.config = self._configuration(root, is_v2)
             self.model = self._model(root, is_v2)
             self.core = self._built()
+            if self.publishes:
+                publish(self.scheduler, self.model.reports.add)
 
     def watch_blocks(self, below: Callable[[str], str]) -> None:
         """Have the model told who frees blocks. `below(file)` is the name of a file of the release."""
@@ -134,7 +138,8 @@ class Booted:
     def _configuration(self, root: Path, is_v2: bool) -> Any:
         sched = release_module("core.sched.async_scheduler")
         scheduler = sched.AsyncScheduler if self.setup.overlap else sched.Scheduler
-        config: Any = configuration(self.setup, self._answers, scheduler, self.outside, is_v2=is_v2)
+        setup, publishes = self.setup, self.publishes
+        config: Any = configuration(setup, self._answers, scheduler, self.outside, is_v2=is_v2, publishes=publishes)
         complete(root, config)
         self.depth = int(config.max_concurrent_batches)
         self.context = config.model_config.max_model_len = self._context(config)

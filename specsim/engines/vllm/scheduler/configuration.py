@@ -17,7 +17,7 @@ from specsim.world.scheduler import Setup
 
 CONTEXT = 240
 _ABSENT = (
-    *("diffusion_config", "ec_transfer_config", "kv_events_config", "lora_config"),
+    *("diffusion_config", "ec_transfer_config", "lora_config"),
     *("mamba_config", "offload_config", "reasoning_config", "watermark_config"),
 )
 _OTHER_DRAFTS = ("use_dflash", "use_dspark", "use_multi_module_mtp", "use_ngram", "uses_draft_model", "uses_ngram")
@@ -44,11 +44,17 @@ def blocks_of(setup: Setup) -> int:
 
 
 def configuration(
-    setup: Setup, answers: Answers, scheduler: Any, outside: Outside | None = None, *, is_v2: bool
+    setup: Setup,
+    answers: Answers,
+    scheduler: Any,
+    outside: Outside | None = None,
+    *,
+    is_v2: bool,
+    publishes: bool = False,
 ) -> Fake:
     """`scheduler` is the class, `outside` is what a connector has KV of, if there is one, and `is_v2` says which of the
-    two model runners of a release there would be. What a release computes of this is not in it yet: see
-    `runners.complete`.
+    two model runners of a release there would be. KV cache events are made where it `publishes`. What a release
+    computes of this is not in it yet: see `runners.complete`.
     """
 
     def fake(name: str, **given: Any) -> Fake:
@@ -163,6 +169,7 @@ def configuration(
         )
         if outside is not None
         else None,
+        kv_events_config=fake("kv_events_config", enable_kv_cache_events=True, publisher="null") if publishes else None,
         **dict.fromkeys(_ABSENT),
         use_v2_model_runner=is_v2,
         is_encoder_only=False,

@@ -2,7 +2,8 @@
 
 They were written by someone who had read the source of 0.33.0 and none of specsim's rules: mistakes in admission,
 preemption, stale results, blocks and their hashes, aborts, pauses, priorities and the queue of batches (V); in the
-second model runner (W); in what is done for connectors, and for reasoning before a grammar (K).
+second model runner (W); in what is done for connectors, and for reasoning before a grammar (K). Those in KV cache
+events (E) were written with the rule that finds them.
 """
 
 from __future__ import annotations

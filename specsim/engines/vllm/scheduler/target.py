@@ -16,6 +16,7 @@ from specsim.choices.chooser import replayed
 from specsim.engines.importable import imported
 from specsim.engines.vllm.scheduler import release_model, release_worker
 from specsim.engines.vllm.scheduler.boot import REFUSED, Booted, load, release_module
+from specsim.engines.vllm.scheduler.kv_events import cached, event_of, name_of
 from specsim.engines.vllm.scheduler.runners import runner_of
 from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
 from specsim.errors import UsageError
@@ -25,6 +26,7 @@ from specsim.verdict import NotRun
 from specsim.world.blame import Blame
 from specsim.world.fakes import NotRunError
 from specsim.world.hash_model import prefix_of, reasoned
+from specsim.world.kv_events import CachedBlock
 from specsim.world.own import OwnScheduler
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
@@ -349,7 +351,20 @@ class Started(OwnScheduler):
         )
         pools.nodes = self._nodes()
         pools.writers = self._booted.model.kv.writers
+        if self._booted.publishes:
+            pools.blocks = self._cached_blocks()
+            pools.unpublished = tuple(map(event_of, self._pool.kv_event_queue))
         return pools
+
+    def _cached_blocks(self) -> list[CachedBlock]:
+        """Those of the prefix cache, whose tokens are those of the requests that had them."""
+        page, ahead = self._setup.page_size, int(vars(self._booted.config).get("num_hash_lookahead_tokens", 0))
+        found: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        for request in self._booted.requests.values():
+            tokens = tuple(request.all_token_ids)
+            for end, block_hash in enumerate(request.block_hashes, 1):
+                found[name_of(block_hash)] = tokens[: end * page], tokens[end * page : end * page + ahead]
+        return [CachedBlock(block, *found[block.hash]) for block in cached(self._pool) if block.hash in found]
 
     def _nodes(self) -> list[TreeNode]:
         """The blocks in the prefix cache that nobody uses."""
