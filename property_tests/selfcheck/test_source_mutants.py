@@ -89,6 +89,14 @@ def test_a_seed_and_a_target_decide_what_is_drawn() -> None:
     assert [mutant.id for mutant in drawn(SOURCE, "a target", RAN, 20, 0)][:8] == ids("a target", 0)
 
 
+def test_lines_that_are_run_beside_others_leave_these_in_their_order() -> None:
+    fields = "\n".join(f"    field_{number} = a - {number}" for number in range(60))
+    source = MadeUpSource({FILE: f"def take(self, a):\n{fields}\n"})
+    few = drawn(source, "a target", {FILE: range(2, 62, 3)}, 20, 0)
+    more = drawn(source, "a target", {FILE: range(2, 62)}, 60, 0)
+    assert [mutant for mutant in more if mutant in few] == few
+
+
 def test_a_mutant_is_hunted_by_the_schedules_that_run_its_statement() -> None:
     """Here one of a statement of two lines, on its second."""
     (mutant,) = (

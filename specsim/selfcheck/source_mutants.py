@@ -1,8 +1,9 @@
 """Defects of one statement in a target's own source: which there are in what its schedules run, and which are drawn.
 
-Drawn are a line, a kind of mistake that can be made on it, and one of that kind, each with equal chances, so that long
-statements and kinds with many places count no more than others. A seed and the target decide alone: nothing that is
-drawn was run.
+Lines are drawn in an order of their own, then a kind of mistake that can be made on each, and one of that kind, each
+with equal chances, so that long statements and kinds with many places count no more than others. A seed and the target
+decide alone: nothing that is drawn was run. Each line has its own numbers: lines that are run besides come between, and
+scores by two versions of specsim are mostly of the same mistakes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import cycle
 from typing import NamedTuple
 
 from specsim.choices.chooser import stream
@@ -57,11 +59,13 @@ def drawn(
         for mutant in _of_file(source, file, ran[file]):
             by_line.setdefault((mutant.file, mutant.line), {}).setdefault(mutant.kind, []).append(mutant)
             total += 1
-    lines = sorted(by_line)
-    choose = stream(seed, "mutants", target)
+    numbers = {line: stream(seed, "mutants", target, *line) for line in sorted(by_line)}
+    order = sorted(numbers, key=lambda line: (numbers[line](1 << 64, "place"), line))
     found: dict[str, SourceMutant] = {}
-    while len(found) < min(count, total):
-        of_line = by_line[lines[choose(len(lines), "line")]]
+    for line in cycle(order):
+        if len(found) == min(count, total):
+            break
+        choose, of_line = numbers[line], by_line[line]
         of_kind = of_line[sorted(of_line)[choose(len(of_line), "kind")]]
         mutant = of_kind[choose(len(of_kind), "mutant")]
         found.setdefault(mutant.id, mutant)
