@@ -118,6 +118,8 @@ def pattern_of(line: str) -> str:
     """What a line that is shown stands for."""
     pattern = re.escape(" ".join(line.split()).replace("...", "\0")).replace("\0", ".*")
     pattern = re.sub(r"^\d+\\\.\\ |(?<=hit\\ by\\ )\d+\\ of\\ \d+", NUMBERS, pattern)
+    pattern = re.sub(r"\d+\\ \d+\\ complete$", r"\\d+\\ \\d+\\ complete", pattern)  # states a second, and MiB
+    pattern = re.sub(r"\d+(\\\.\d+)?\\ a\\ second", r"[\\d.]+\\ a\\ second", pattern)
     return re.sub(r"\d+(\\\.\d+)?\\ s\b", r"[\\d.]+\\ s", pattern)
 
 
@@ -125,6 +127,8 @@ def test_lines_of_a_command_are_compared_but_for_seconds_and_what_is_left_out() 
     assert re.search(pattern_of("bad     3.1 s  of ... (x)"), "bad 12.40 s of anything (x)")
     assert not re.search(pattern_of("bad 3.1 s"), "good 3.1 s")
     assert re.search(pattern_of("1. a: wrong"), "12. a: wrong")
+    assert re.search(pattern_of("abort   364  456  604  253  complete"), "abort 364 456 318 99 complete")
+    assert not re.search(pattern_of("abort   364  456  604  253  complete"), "abort 364 457 604 253 complete")
     assert re.search(pattern_of("   hit by   16 of 33 generated cases"), "hit by 3 of 7 generated cases")
     assert not re.search(pattern_of("   hit by   16 of 33 generated cases"), "hit by 3 of 7 schedules")
 
