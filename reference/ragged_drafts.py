@@ -119,7 +119,8 @@ def verify_ragged_greedy(
     draft_token_ids      [num_drafts] int32: drafted tokens, request by request; -1 for one that must not be verified
     draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
                          counts as 1; not read when has_draft_probs is 0
-    target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft
+    target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft; a draft at a row of
+                         NaN is rejected
     bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
     recovered_token_ids  [num_drafts] int32: token in place of each draft, if it is rejected
     uniform_probs        [num_drafts] float64: uniform draw in [0, 1) of each draft
@@ -167,12 +168,12 @@ def verify_ragged_rejection(
                             verified
     draft_probs             [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
                             counts as 1; not read when has_draft_probs is 0
-    target_probs            [num_drafts, vocab_size] float: the target's distribution at each draft
+    target_probs            [num_drafts, vocab_size] float: the target's distribution at each draft, or a row of NaN
     race                    [bs, vocab_size] float: exponential noise, above 0, of each request, which all its drafts
                             share
     has_draft_probs         int: 0: every draft was certain, and draft_probs is not read
-    -> recovered_token_ids  [num_drafts] int32: token in place of each draft, if it is rejected; undefined where the
-                            positive part of target less draft is empty
+    -> recovered_token_ids  [num_drafts] int32: token in place of each draft, if it is rejected; any of the vocabulary
+                            where the positive part of target less draft is empty or NaN
     """
 )
 def sample_recovered_tokens(
@@ -209,15 +210,16 @@ def sample_recovered_tokens(
     draft_token_ids      [num_drafts] int32: drafted tokens, request by request; -1 for one that must not be verified
     draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
                          counts as 1; not read when has_draft_probs is 0
-    target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft
+    target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft; a draft at a row of
+                         NaN is rejected
     bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
     uniform_probs        [num_drafts] float64: uniform draw in [0, 1) of each draft
     race                 [bs, vocab_size] float: exponential noise, above 0, of each request, which all its drafts share
     is_greedy            [bs] bool: requests at temperature 0
     has_draft_probs      int: 0: every draft was certain, and draft_probs is not read
     num_steps            int: drafts that a request may have; accept_width less one
-    -> output_token_ids  [bs, accept_width = num_steps + 1] int32, prefilled with -1: emitted tokens, then -1; -1
-                         throughout for requests that are left alone
+    -> output_token_ids  [bs, accept_width = num_steps + 1] int32, prefilled with -1: emitted tokens, then -1; what is
+                         emitted for a row of NaN is any token of the vocabulary
     """
 )
 def verify_ragged_sampled(

@@ -13,7 +13,7 @@ import torch
 from property_tests.naive import NAIVE
 from specsim import kernels
 from specsim.choices.chooser import replayed, seeded
-from specsim.contracts.contract import Implementation, Tensors
+from specsim.contracts.contract import Case, Implementation, Tensors
 from specsim.contracts.provider import MappingProvider, NotCalledError, Subject
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.tiers.ops import rules
@@ -144,6 +144,30 @@ def test_undefined_output_elements_are_never_compared() -> None:
     names = [a.name for a in op.args if a.name not in {o.name for o in op.outputs}]
     fills_undefined_entries.__signature__ = _signature(names)  # type: ignore[attr-defined]
     assert checked(subject_of("verify_tree_greedy", fills_undefined_entries)).failures == []
+
+
+@pytest.mark.parametrize("op", ["sample_recovered_tokens", "verify_ragged_sampled"])
+@pytest.mark.parametrize(("told", "is_found"), [("none", True), ("one too many", True), ("the first", False)])
+def test_what_is_taken_for_a_token_is_one_where_any_may_be(op: str, told: str, is_found: bool) -> None:
+    """Where nothing is left of a distribution, and of a row of NaN."""
+
+    def tells(**inputs: Any) -> Any:
+        tokens = REFERENCE[op](**inputs)
+        case = Case(sizes_of(inputs), {name: inputs[name] for name in inputs if isinstance(inputs[name], torch.Tensor)})
+        (defined,) = OPS[op].defined(case, {OPS[op].outputs[0].name: tokens}).values()
+        value = {"none": -1, "one too many": inputs["target_probs"].shape[1], "the first": 0}[told]
+        return torch.where(defined, tokens, value)
+
+    def sizes_of(inputs: dict[str, Any]) -> dict[str, int]:
+        return {name: value for name, value in inputs.items() if isinstance(value, int)}
+
+    names = [arg.name for arg in OPS[op].args if arg.name not in {out.name for out in OPS[op].outputs}]
+    tells.__signature__ = _signature(names)  # type: ignore[attr-defined]
+    result = checked(subject_of(op, tells))
+    assert bool(result.failures) == is_found
+    if is_found:
+        assert result.counterexample is not None
+        assert result.counterexample.rule is rules.EQUALS_REFERENCE
 
 
 def test_a_defect_is_reported_for_the_users_who_are_hit_first() -> None:

@@ -160,6 +160,8 @@ class Op:
     `cases`      its valid cases
     `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
+    `tokens`     outputs of which an element that is not defined is a token, whichever, by the size that bounds these:
+                 a caller looks it up
     `aliasing`   which arguments may share memory
     `source`     the paper section or pull request that defines the operation
     `sizes`      what sizes must be that follow from others: an expression of their names, by name
@@ -174,6 +176,7 @@ class Op:
     source: str
     defined: Callable[[Case, Tensors], Tensors] = _all_defined
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)
     aliasing: str = "no two arguments share memory"
     sizes: Mapping[str, CodeType] = field(default_factory=dict)
 
@@ -225,6 +228,21 @@ class Op:
                 tensors[arg.name] = arg.check(result, sizes)
         return {arg.name: tensors[arg.name] for arg in self.outputs}
 
+    def wrong(
+        self, name: str, sizes: Sizes, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
+    ) -> torch.Tensor:
+        """Where an output is wrong, as booleans: where it is defined and another one, or is not and has to be a token
+        and is none.
+        """
+        tolerance = self.tolerance.get(name, 0.0)
+        if tolerance:
+            found = ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True) & defined
+        else:
+            found = differing(actual, expected) & defined
+        if name in self.tokens:
+            found |= ~defined & ((actual < 0) | (actual >= sizes[self.tokens[name]]))
+        return found
+
     def expected(self, case: Case) -> Tensors:
         """The reference's outputs for a case, on the device of its tensors; the case itself is left as it was."""
         changed = {arg.name for arg in self.outputs}
@@ -242,6 +260,7 @@ def operation(
     name: str = "",
     defined: Callable[[Case, Tensors], Tensors] = _all_defined,
     tolerance: Mapping[str, float] | None = None,
+    tokens: Mapping[str, str] | None = None,
 ) -> Op:
     """The operation of a function of the reference: its table has the arguments, its docstring summary and source."""
     function = reference.__name__
@@ -258,6 +277,7 @@ def operation(
         source=_sentence(source[1]) if source else "",
         defined=defined,
         tolerance=tolerance or {},
+        tokens=tokens or {},
         sizes=contract.sizes,
     )
 

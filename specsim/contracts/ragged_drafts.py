@@ -3,7 +3,8 @@
 Requests have no drafts, some or all; in a batch of thousands each has as many. Distributions are of small vocabularies,
 in multiples of 1/64. A uniform draw lies at the centre of the interval that accepts or rejects, a millionth beside the
 threshold, or, in cases with `zero_coins`, at 0, which accepts a token of any probability but 0. In cases with
-`has_placeholders` some drafts are -1. The noise of the races makes no two scores equal, or nearly so.
+`has_placeholders` some drafts are -1; with `has_nan` rows of the target are NaN, of requests that sample, as they are
+behind logits that overflowed. The noise of the races makes no two scores equal, or nearly so.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
         left = (target - draft).clamp(min=0).any(dim=2) | (shape["has_draft_probs"] == 0)  # [n, S]
         absent = draws.below("draft is a placeholder", 3, shape["num_steps"]) == 1
         drafts = torch.where(absent & left, PLACEHOLDER, drafts)
-    return {
+    tensors = {
         "cu_num_draft_tokens": _ends(counts),
         "draft_token_ids": _flat(drafts, counts).to(torch.int32),
         "draft_probs": _flat(draft, counts).to(torch.float32),
@@ -160,6 +161,10 @@ def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
         "race": _race(draws, shape),
         "is_greedy": draws.below("is greedy", 4) == 1,
     }
+    if shape["has_nan"]:
+        is_nan = (draws.below("row of NaN", 3, shape["num_steps"]) == 1) & ~tensors["is_greedy"][:, None]
+        tensors["target_probs"][_flat(is_nan, counts)] = torch.nan
+    return tensors
 
 
 def _maker(reference: Callable[..., Tensor]) -> Callable[[Draws, Sizes], Case]:
@@ -276,12 +281,13 @@ def _draw_sampled_shape(chooser: Chooser) -> dict[str, int]:
     shape = {**_draw_shape(chooser), "vocab_size": between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")}
     zero_coins = pick(chooser, (0, 0, 1), "coins of 0")
     has_draft_probs = chooser.choose(2, "has_draft_probs")
-    has_placeholders = pick(chooser, (0, 0, 0, 1), "has_placeholders")
+    has_placeholders, has_nan = pick(chooser, ((0, 0), (0, 0), (0, 1), (1, 0)), "placeholders, or rows of NaN")
     return {
         **shape,
         "has_draft_probs": has_draft_probs,
         "zero_coins": zero_coins,
         "has_placeholders": has_placeholders,
+        "has_nan": has_nan,
     }
 
 
@@ -313,8 +319,8 @@ def _defined_inputs(case: Case, expected: Tensors) -> Tensors:
 
 
 def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
-    """Where nothing is left of a distribution, a draft is never rejected, and its replacement is of no account. No
-    placeholder is there.
+    """Where nothing is left of a distribution a draft is never rejected, and no placeholder is there; of a row of NaN
+    nobody knows what is left, and it is rejected. Whoever takes its replacement needs a token, whichever.
     """
     target, draft = case.tensors["target_probs"], case.tensors["draft_probs"]
     if case.sizes["has_draft_probs"]:
@@ -323,6 +329,18 @@ def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
         taken = torch.arange(target.shape[1], device=target.device) == case.tensors["draft_token_ids"][:, None]
         left = target.masked_fill(taken, 0.0)
     return {"recovered_token_ids": (left > 0).any(dim=1).to(expected["recovered_token_ids"].device)}
+
+
+def _defined_sampled(case: Case, expected: Tensors) -> Tensors:
+    """What is emitted for a row of NaN is any token."""
+    ends, num_steps = case.tensors["cu_num_draft_tokens"].long(), case.sizes["num_steps"]
+    output = expected["output_token_ids"]
+    starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
+    place = starts[:, None] + torch.arange(num_steps, device=ends.device)
+    is_nan = case.tensors["target_probs"].isnan().any(dim=1)
+    drafted = torch.where(place < ends[:, None], place, ends[-1])
+    unknown = torch.cat([is_nan, is_nan.new_zeros(1)])[drafted].to(output.device) & (output[:, :-1] >= 0)
+    return {"output_token_ids": torch.cat([~unknown, torch.ones_like(output[:, :1], dtype=torch.bool)], dim=1)}
 
 
 _greedy = _cases(_draw_shape, _make_greedy)
@@ -338,8 +356,20 @@ _draft_inputs = _cases(_draw_inputs_shape, _make_draft_inputs)
 OPS: tuple[Op, ...] = (
     operation(verify_ragged_greedy, "ragged_drafts", _greedy),
     operation(verify_ragged_rejection, "ragged_drafts", _rejection),
-    operation(sample_recovered_tokens, "ragged_drafts", _races, defined=_defined_recovered),
-    operation(verify_ragged_sampled, "ragged_drafts", _whole),
+    operation(
+        sample_recovered_tokens,
+        "ragged_drafts",
+        _races,
+        defined=_defined_recovered,
+        tokens={"recovered_token_ids": "vocab_size"},
+    ),
+    operation(
+        verify_ragged_sampled,
+        "ragged_drafts",
+        _whole,
+        defined=_defined_sampled,
+        tokens={"output_token_ids": "vocab_size"},
+    ),
     operation(expand_to_drafts, "ragged_drafts", _expand),
     operation(prepare_inputs_padded, "ragged_drafts", _inputs),
     operation(prepare_next_token_padded, "ragged_drafts", _next_token),

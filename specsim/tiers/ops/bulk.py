@@ -180,7 +180,8 @@ def is_wrong(
     on_part("run")
     wrong = torch.full((), bool(log.strays), dtype=torch.bool, device=device)
     for arg in op.outputs:
-        wrong |= _differs(op, arg.name, expected[arg.name], results[arg.name], defined[arg.name])
+        name = arg.name
+        wrong |= op.wrong(name, case.sizes, expected[name], results[name], defined[name]).any()
     for arg in op.tensor_args:
         if arg.role is Role.IN:
             wrong |= _changed(given[arg.name], case.tensors[arg.name]).any()
@@ -195,15 +196,6 @@ def _watched(which: int) -> AbstractContextManager[MemoryLog]:
 def _changed(after: Tensor, before: Tensor) -> Tensor:
     """Where a tensor is not what it was; a NaN is a NaN."""
     return differing(after, before) if before.is_floating_point() else after != before
-
-
-def _differs(op: Op, name: str, expected: Tensor, actual: Tensor, defined: Tensor) -> Tensor:
-    tolerance = op.tolerance.get(name, 0.0)
-    if tolerance:
-        differs = ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True)
-    else:
-        differs = _changed(actual, expected)
-    return (differs & defined).any()
 
 
 def _copies(case: Case) -> Tensors:

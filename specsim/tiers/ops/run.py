@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from specsim.contracts.contract import Case, Op, Role, Tensors, WrongResultError, differing
+from specsim.contracts.contract import Case, Op, Role, Sizes, Tensors, WrongResultError, differing
 from specsim.contracts.pointers import span_bytes
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.interpreter.lockstep.errors import UnsupportedError
@@ -363,9 +363,8 @@ class _Run:
         found = _out_of_bounds(launched.stray, guarded)
         found += _changed_inputs(op, case, guarded, launched.moved)
         for arg in op.outputs:
-            difference = _first_difference(
-                op, arg.name, self.expected[arg.name], results[arg.name], self.defined[arg.name]
-            )
+            name = arg.name
+            difference = _first_difference(op, name, case.sizes, self.expected[name], results[name], self.defined[name])
             if difference:
                 found.append(difference)
                 break
@@ -420,27 +419,19 @@ def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor], moved
 
 
 def _first_difference(
-    op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
+    op: Op, name: str, sizes: Sizes, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
 ) -> CaseViolation | None:
-    """The first defined element, in memory order, that differs from the reference."""
-    differs = _differing(op, name, expected, actual, defined)
-    if not differs.any():
+    """The first element, in memory order, that is wrong."""
+    wrong = op.wrong(name, sizes, expected, actual, defined)
+    if not wrong.any():
         return None
-    at = tuple(int(i) for i in differs.nonzero()[0])
+    at = tuple(int(i) for i in wrong.nonzero()[0])
     place = f"{name}{list(at)}"
-    return CaseViolation(
-        rules.EQUALS_REFERENCE,
-        f"{place} differs from the reference",
-        f"{place} = {expected[at].item()}",
-        f"{place} = {actual[at].item()}",
-    )
-
-
-def _differing(op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
-    tolerance = op.tolerance.get(name, 0.0)
-    if tolerance:
-        return ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True) & defined
-    return differing(actual, expected) & defined
+    if defined[at]:
+        title, value = f"{place} differs from the reference", f"{place} = {expected[at].item()}"
+    else:
+        title, value = f"{place} is no token", f"{place} from 0 to {sizes[op.tokens[name]] - 1}"
+    return CaseViolation(rules.EQUALS_REFERENCE, title, value, f"{place} = {actual[at].item()}")
 
 
 def compared(
@@ -461,7 +452,7 @@ def compared(
                 run.expected[name],
                 actual,
                 run.defined[name],
-                _differing(op, name, run.expected[name], actual, run.defined[name]),
+                op.wrong(name, case.sizes, run.expected[name], actual, run.defined[name]),
             )
             for name, actual in (results or {}).items()
         }
