@@ -47,7 +47,7 @@ _DTYPES = {dtype: getattr(torch, dtype) for dtype in ("bool", "uint8", "int32", 
 _DTYPES |= dict.fromkeys(("float", "any", "number"), torch.float32)
 _ROW = re.compile(
     r"(?P<name>\w+)\s+(?:\[(?P<shape>[^\]]*)\] )?(?P<dtype>\w+)"
-    r"(?:, (?P<low>[^,:]+?) (?:or more|to (?P<high>[^,:]+?)))?"
+    r"(?:, (?P<low>[^,:]+?) (?:or more|to (?P<high>[^,:]+?)(?P<nan> or NaN)?))?"
     r"(?P<in_place>, changed in place)?(?:, prefilled with (?P<prefill>[-\w]+))?: (?P<doc>.+)"
 )
 
@@ -62,6 +62,7 @@ class Argument:
     allowed   dtypes that the reference takes, the same for all `float`s; () for any, None if the function checks it
     low       least value, an expression of sizes; None if the table does not say
     high      greatest value, likewise
+    is_nan    whether NaN is allowed, too
     prefill   what a result that is written in place holds before
     """
 
@@ -72,6 +73,7 @@ class Argument:
     allowed: tuple[torch.dtype, ...] | None
     low: CodeType | None
     high: CodeType | None
+    is_nan: bool
     prefill: int | bool | None
     doc: str
 
@@ -211,6 +213,7 @@ def _argument(match: re.Match[str], role: Any, shape: list[str]) -> Argument:
         allowed=of_table.get(dtype, () if is_scalar else (_DTYPES[dtype],)),
         low=_expression(match["low"]) if match["low"] else None,
         high=_expression(match["high"]) if match["high"] else None,
+        is_nan=bool(match["nan"]),
         prefill=None if prefill is None else prefill == "True" if dtype == "bool" else int(prefill),
         doc=match["doc"],
     )
@@ -229,5 +232,7 @@ def _check_values(arg: Argument, value: Any, sizes: Mapping[str, int]) -> None:
         return
     low = _value(arg.low, sizes)
     high = None if arg.high is None else _value(arg.high, sizes)
-    require = validation.require_scalar if arg.role == "scalar" else validation.require_between
-    require(arg.name, value, low, high)
+    if arg.role == "scalar":
+        validation.require_scalar(arg.name, value, low, high)
+    else:
+        validation.require_between(arg.name, value, low, high, is_nan=arg.is_nan)

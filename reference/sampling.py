@@ -45,8 +45,8 @@ ROUNDING = 2.0**-10  # by which a probability may exceed 1: the distance of half
     uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw of each node, which decides between its
                            children
     uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
-    target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: the target model's distribution after
-                           each node
+    target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1 or NaN: the target model's distribution
+                           after each node; none of its children is accepted behind a row of NaN
     threshold_single       [1] number: 0 to 1: a child at least as probable is accepted; 1 changes nothing
     threshold_acc          [1] number: 0 to 1: divides the children's cumulative probability, at least 1e-9; 1 changes
                            nothing
@@ -132,8 +132,8 @@ def verify_tree_target_only(
     draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 or more: q_1..q_S, the distributions
                      from which the drafts were really drawn; positive at the draft; what rounds to more than 1, by up
                      to 2**-10, counts as 1
-    target_probs     [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: p_1..p_(S+1), the target model's
-                     distributions after the root and each draft
+    target_probs     [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1 or NaN: p_1..p_(S+1), the target model's
+                     distributions after the root and each draft; no draft is accepted behind a row of NaN
     uniform_samples  [bs, num_steps] float, 0 to 1: u_1..u_S, the uniform draw of each draft, in the column of its
                      parent
     uniform_final    [bs] float, 0 to 1: uniform draw of the token after the path
@@ -244,8 +244,8 @@ def verify_chain_block(
     draft_probs            [bs, num_draft_tokens, vocab_size] float, 0 or more: the distribution from which the children
                            of each node were drawn, one after the other, with or without replacement; not read at
                            leaves; what rounds to more than 1, by up to 2**-10, counts as 1
-    target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: the target model's distribution after
-                           each node
+    target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1 or NaN: the target model's distribution
+                           after each node; none of its children is accepted behind a row of NaN
     num_steps              int, 0 or more: drafts that can be accepted; a deeper tree is cut there
     -> Verified
     """

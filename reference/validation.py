@@ -73,12 +73,13 @@ def require_all(valid: Tensor, name: str, values: Tensor, allowed: str) -> None:
         raise ValueError(f"{name}{index} is {values[tuple(index)].item()}; allowed: {allowed}")
 
 
-def require_between(name: str, values: Tensor, low: int, high: int | None = None) -> None:
-    """Every element must be at least `low` and, unless it is None, at most `high`."""
-    if high is None:
-        require_all(values >= low, name, values, f"{low} or more")
-    else:
-        require_all((values >= low) & (values <= high), name, values, f"{low} to {high}")
+def require_between(name: str, values: Tensor, low: int, high: int | None = None, *, is_nan: bool = False) -> None:
+    """Every element must be at least `low` and, unless it is None, at most `high`, or NaN, if that `is_nan` says so."""
+    valid = values >= low if high is None else (values >= low) & (values <= high)
+    allowed = f"{low} or more" if high is None else f"{low} to {high}"
+    if is_nan:
+        valid, allowed = valid | values.isnan(), f"{allowed} or NaN"
+    require_all(valid, name, values, allowed)
 
 
 def require_distinct(name: str, values: Tensor) -> None:

@@ -71,7 +71,8 @@ def verify_chain_rejection_naive(
         path = [0]
         for i in range(num_steps):
             drafted = token[i + 1]
-            if drafted == PLACEHOLDER or draft[i][drafted] <= 0 or coins[i] * draft[i][drafted] >= target[i][drafted]:
+            q = 0.0 if drafted == PLACEHOLDER else draft[i][drafted]
+            if not (q > 0 and coins[i] * q < target[i][drafted]):  # of a NaN nothing is less
                 dist = _positive_part(target[i], draft[i])
                 break
             path.append(i + 1)

@@ -146,24 +146,30 @@ def test_undefined_output_elements_are_never_compared() -> None:
     assert checked(subject_of("verify_tree_greedy", fills_undefined_entries)).failures == []
 
 
-@pytest.mark.parametrize("op", ["sample_recovered_tokens", "verify_ragged_sampled"])
+OF_ANY_TOKEN = ["sample_recovered_tokens", "verify_ragged_sampled", "verify_tree_target_only"]
+OF_ANY_TOKEN += ["verify_chain_rejection", "verify_tree_rejection"]
+
+
+@pytest.mark.parametrize("name", OF_ANY_TOKEN)
 @pytest.mark.parametrize(("told", "is_found"), [("none", True), ("one too many", True), ("the first", False)])
-def test_what_is_taken_for_a_token_is_one_where_any_may_be(op: str, told: str, is_found: bool) -> None:
+def test_what_is_taken_for_a_token_is_one_where_any_may_be(name: str, told: str, is_found: bool) -> None:
     """Where nothing is left of a distribution, and of a row of NaN."""
+    op = OPS[name]
 
     def tells(**inputs: Any) -> Any:
-        tokens = REFERENCE[op](**inputs)
-        case = Case(sizes_of(inputs), {name: inputs[name] for name in inputs if isinstance(inputs[name], torch.Tensor)})
-        (defined,) = OPS[op].defined(case, {OPS[op].outputs[0].name: tokens}).values()
-        value = {"none": -1, "one too many": inputs["target_probs"].shape[1], "the first": 0}[told]
-        return torch.where(defined, tokens, value)
+        returned = REFERENCE[name](**inputs)
+        values = returned if isinstance(returned, tuple) else (returned,)
+        results = {arg.name: value for arg, value in zip(op.outputs, values, strict=True)}
+        sizes = {each: value for each, value in inputs.items() if isinstance(value, int)}
+        tensors = {each: value for each, value in inputs.items() if isinstance(value, torch.Tensor)}
+        value = {"none": -1, "one too many": inputs["target_probs"].shape[-1], "the first": 0}[told]
+        for output, is_any in op.tokens(Case(sizes, tensors), results).items():
+            results[output] = torch.where(is_any, value, results[output])
+        return tuple(results.values())
 
-    def sizes_of(inputs: dict[str, Any]) -> dict[str, int]:
-        return {name: value for name, value in inputs.items() if isinstance(value, int)}
-
-    names = [arg.name for arg in OPS[op].args if arg.name not in {out.name for out in OPS[op].outputs}]
+    names = [arg.name for arg in op.args if arg.name not in {out.name for out in op.outputs}]
     tells.__signature__ = _signature(names)  # type: ignore[attr-defined]
-    result = checked(subject_of(op, tells))
+    result = checked(subject_of(name, tells))
     assert bool(result.failures) == is_found
     if is_found:
         assert result.counterexample is not None

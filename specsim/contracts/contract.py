@@ -147,6 +147,10 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a != b) & ~((a != a) & (b != b))
 
 
+def _no_tokens(_case: Case, _expected: Tensors) -> Tensors:
+    return {}
+
+
 def _all_defined(_case: Case, expected: Tensors) -> Tensors:
     return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
 
@@ -160,8 +164,7 @@ class Op:
     `cases`      its valid cases
     `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
-    `tokens`     outputs of which an element that is not defined is a token, whichever, by the size that bounds these:
-                 a caller looks it up
+    `tokens`     which elements may be any token of the vocabulary, and have to be one: a caller looks them up; likewise
     `aliasing`   which arguments may share memory
     `source`     the paper section or pull request that defines the operation
     `sizes`      what sizes must be that follow from others: an expression of their names, by name
@@ -176,7 +179,7 @@ class Op:
     source: str
     defined: Callable[[Case, Tensors], Tensors] = _all_defined
     tolerance: Mapping[str, float] = field(default_factory=dict)
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Callable[[Case, Tensors], Tensors] = _no_tokens
     aliasing: str = "no two arguments share memory"
     sizes: Mapping[str, CodeType] = field(default_factory=dict)
 
@@ -228,19 +231,21 @@ class Op:
                 tensors[arg.name] = arg.check(result, sizes)
         return {arg.name: tensors[arg.name] for arg in self.outputs}
 
-    def wrong(
-        self, name: str, sizes: Sizes, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
-    ) -> torch.Tensor:
-        """Where an output is wrong, as booleans: where it is defined and another one, or is not and has to be a token
-        and is none.
+    def wrong(self, case: Case, expected: Tensors, results: Tensors) -> Tensors:
+        """Where each output is wrong, as booleans: where it is defined and another one, or has to be a token and is
+        none.
         """
-        tolerance = self.tolerance.get(name, 0.0)
-        if tolerance:
-            found = ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True) & defined
-        else:
-            found = differing(actual, expected) & defined
-        if name in self.tokens:
-            found |= ~defined & ((actual < 0) | (actual >= sizes[self.tokens[name]]))
+        defined, tokens = self.defined(case, expected), self.tokens(case, expected)
+        found = {}
+        for name, actual in results.items():
+            tolerance = self.tolerance.get(name, 0.0)
+            if tolerance:
+                differs = ~torch.isclose(actual, expected[name], rtol=0.0, atol=tolerance, equal_nan=True)
+            else:
+                differs = differing(actual, expected[name])
+            found[name] = differs & defined[name]
+            if name in tokens:
+                found[name] |= tokens[name] & ((actual < 0) | (actual >= case.sizes["vocab_size"]))
         return found
 
     def expected(self, case: Case) -> Tensors:
@@ -260,7 +265,7 @@ def operation(
     name: str = "",
     defined: Callable[[Case, Tensors], Tensors] = _all_defined,
     tolerance: Mapping[str, float] | None = None,
-    tokens: Mapping[str, str] | None = None,
+    tokens: Callable[[Case, Tensors], Tensors] = _no_tokens,
 ) -> Op:
     """The operation of a function of the reference: its table has the arguments, its docstring summary and source."""
     function = reference.__name__
@@ -277,7 +282,7 @@ def operation(
         source=_sentence(source[1]) if source else "",
         defined=defined,
         tolerance=tolerance or {},
-        tokens=tokens or {},
+        tokens=tokens,
         sizes=contract.sizes,
     )
 

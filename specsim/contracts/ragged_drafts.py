@@ -318,9 +318,9 @@ def _defined_inputs(case: Case, expected: Tensors) -> Tensors:
     return every
 
 
-def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
+def _any_recovered(case: Case, expected: Tensors) -> Tensors:
     """Where nothing is left of a distribution a draft is never rejected, and no placeholder is there; of a row of NaN
-    nobody knows what is left, and it is rejected. Whoever takes its replacement needs a token, whichever.
+    nobody knows what is left, and it is rejected.
     """
     target, draft = case.tensors["target_probs"], case.tensors["draft_probs"]
     if case.sizes["has_draft_probs"]:
@@ -328,19 +328,23 @@ def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
     else:
         taken = torch.arange(target.shape[1], device=target.device) == case.tensors["draft_token_ids"][:, None]
         left = target.masked_fill(taken, 0.0)
-    return {"recovered_token_ids": (left > 0).any(dim=1).to(expected["recovered_token_ids"].device)}
+    return {"recovered_token_ids": ~(left > 0).any(dim=1).to(expected["recovered_token_ids"].device)}
 
 
-def _defined_sampled(case: Case, expected: Tensors) -> Tensors:
-    """What is emitted for a row of NaN is any token."""
-    ends, num_steps = case.tensors["cu_num_draft_tokens"].long(), case.sizes["num_steps"]
-    output = expected["output_token_ids"]
-    starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
-    place = starts[:, None] + torch.arange(num_steps, device=ends.device)
-    is_nan = case.tensors["target_probs"].isnan().any(dim=1)
-    drafted = torch.where(place < ends[:, None], place, ends[-1])
-    unknown = torch.cat([is_nan, is_nan.new_zeros(1)])[drafted].to(output.device) & (output[:, :-1] >= 0)
-    return {"output_token_ids": torch.cat([~unknown, torch.ones_like(output[:, :1], dtype=torch.bool)], dim=1)}
+def _any_emitted(case: Case, expected: Tensors) -> Tensors:
+    """What is emitted for a row of NaN."""
+    ends, output = case.tensors["cu_num_draft_tokens"].long(), expected["output_token_ids"]
+    step = torch.arange(output.shape[1], device=ends.device)
+    place = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])[:, None] + step
+    is_nan = case.tensors["target_probs"].isnan().any(dim=1)  # [num_drafts]
+    place = torch.where(place < ends[:, None], place, is_nan.shape[0])  # one more, for what is behind the drafts
+    is_any = torch.cat([is_nan, torch.zeros_like(is_nan[:1])])[place]
+    return {"output_token_ids": is_any.to(output.device) & (output >= 0)}
+
+
+def _but(tokens: Callable[[Case, Tensors], Tensors]) -> Callable[[Case, Tensors], Tensors]:
+    """What is defined: all but such tokens."""
+    return lambda case, expected: {name: ~is_any for name, is_any in tokens(case, expected).items()}
 
 
 _greedy = _cases(_draw_shape, _make_greedy)
@@ -360,15 +364,15 @@ OPS: tuple[Op, ...] = (
         sample_recovered_tokens,
         "ragged_drafts",
         _races,
-        defined=_defined_recovered,
-        tokens={"recovered_token_ids": "vocab_size"},
+        defined=_but(_any_recovered),
+        tokens=_any_recovered,
     ),
     operation(
         verify_ragged_sampled,
         "ragged_drafts",
         _whole,
-        defined=_defined_sampled,
-        tokens={"output_token_ids": "vocab_size"},
+        defined=_but(_any_emitted),
+        tokens=_any_emitted,
     ),
     operation(expand_to_drafts, "ragged_drafts", _expand),
     operation(prepare_inputs_padded, "ragged_drafts", _inputs),

@@ -164,7 +164,6 @@ def is_wrong(
     device = next(iter(case.tensors.values())).device
     with unchecked():
         expected = op.expected(case)
-        defined = op.defined(case, expected)
         arguments, given = _arguments(op, case, which, device), _copies(case)
         on_part("expected")
         with _watched(which) as log:
@@ -179,9 +178,8 @@ def is_wrong(
                 return torch.ones((), dtype=torch.bool, device=device)
     on_part("run")
     wrong = torch.full((), bool(log.strays), dtype=torch.bool, device=device)
-    for arg in op.outputs:
-        name = arg.name
-        wrong |= op.wrong(name, case.sizes, expected[name], results[name], defined[name]).any()
+    for each in op.wrong(case, expected, results).values():
+        wrong |= each.any()
     for arg in op.tensor_args:
         if arg.role is Role.IN:
             wrong |= _changed(given[arg.name], case.tensors[arg.name]).any()

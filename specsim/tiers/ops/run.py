@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from specsim.contracts.contract import Case, Op, Role, Sizes, Tensors, WrongResultError, differing
+from specsim.contracts.contract import Case, Op, Role, Tensors, WrongResultError, differing
 from specsim.contracts.pointers import span_bytes
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.interpreter.lockstep.errors import UnsupportedError
@@ -362,13 +362,22 @@ class _Run:
             tensor.buffer.copy_(launched.buffers[name])
         found = _out_of_bounds(launched.stray, guarded)
         found += _changed_inputs(op, case, guarded, launched.moved)
-        for arg in op.outputs:
-            name = arg.name
-            difference = _first_difference(op, name, case.sizes, self.expected[name], results[name], self.defined[name])
-            if difference:
-                found.append(difference)
-                break
+        found += self._first_wrong(results)
         return found, results, launched.lines
+
+    def _first_wrong(self, results: Tensors) -> list[CaseViolation]:
+        """The first element, in memory order, of the first output that is wrong."""
+        for name, wrong in self._op.wrong(self._case, self.expected, results).items():
+            if not wrong.any():
+                continue
+            at = tuple(int(i) for i in wrong.nonzero()[0])
+            place = f"{name}{list(at)}"
+            if self.defined[name][at]:
+                title, value = f"{place} differs from the reference", f"{place} = {self.expected[name][at].item()}"
+            else:
+                title, value = f"{place} is no token", f"{place} from 0 to {self._case.sizes['vocab_size'] - 1}"
+            return [CaseViolation(rules.EQUALS_REFERENCE, title, value, f"{place} = {results[name][at].item()}")]
+        return []
 
     def depends_on_undefined(self, results: Tensors) -> list[CaseViolation]:
         """An undefined value reached something. That counts if the result is another one, or breaks a rule, with a
@@ -418,22 +427,6 @@ def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor], moved
     return []
 
 
-def _first_difference(
-    op: Op, name: str, sizes: Sizes, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
-) -> CaseViolation | None:
-    """The first element, in memory order, that is wrong."""
-    wrong = op.wrong(name, sizes, expected, actual, defined)
-    if not wrong.any():
-        return None
-    at = tuple(int(i) for i in wrong.nonzero()[0])
-    place = f"{name}{list(at)}"
-    if defined[at]:
-        title, value = f"{place} differs from the reference", f"{place} = {expected[at].item()}"
-    else:
-        title, value = f"{place} is no token", f"{place} from 0 to {sizes[op.tokens[name]] - 1}"
-    return CaseViolation(rules.EQUALS_REFERENCE, title, value, f"{place} = {actual[at].item()}")
-
-
 def compared(
     op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu", launcher: Launcher | None = None
 ) -> dict[str, ComparedOutput]:
@@ -447,13 +440,9 @@ def compared(
     plain: dict[str, ComparedOutput] | None = None
     for which, freedoms in runs:
         _, results, _lines = run.once(which, freedoms)
+        wrong = {} if results is None else op.wrong(case, run.expected, results)
         found = {
-            name: ComparedOutput(
-                run.expected[name],
-                actual,
-                run.defined[name],
-                op.wrong(name, case.sizes, run.expected[name], actual, run.defined[name]),
-            )
+            name: ComparedOutput(run.expected[name], actual, run.defined[name], wrong[name])
             for name, actual in (results or {}).items()
         }
         plain = found if plain is None else plain
