@@ -90,7 +90,8 @@ def test_the_defects_of_a_release_are_those_of_its_source(release: Callable[[str
     release(FEW[2])
     ids = [defect.id for defect in hunts._defects_of(f"sglang=={FEW[2]}")]
     assert len([name for name in ids if name.startswith("P")]) == 30
-    assert [name for name in ids if not name.startswith("P")] == [f"Q0{number}" for number in range(1, 9)]
+    others = [name for name in ids if not name.startswith("P")]
+    assert others == [*(f"Q0{number}" for number in range(1, 9)), "E04"]  # whose function reads as in the newest
 
 
 @pytest.mark.parametrize("name", [hunts.PLANTED, hunts.FOUND])

@@ -33,6 +33,7 @@ SCHEDULER = "srt/managers/scheduler.py"
 # Files with several names.
 _ALLOCATION = "srt/mem_cache/allocation.py"
 _BASE_WORKER = "srt/speculative/base_spec_worker.py"
+_CACHE_UTILS = "srt/mem_cache/utils.py"
 _EAGLE_INFO = "srt/speculative/eagle_info.py"
 _EAGLE_INFO_V2 = "srt/speculative/eagle_info_v2.py"
 _EAGLE_KERNELS = "kernels/ops/speculative/eagle.py"
@@ -91,10 +92,12 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
     "assign_req_to_token_pool": _ROWS,
     "assign_req_to_token_pool_func": _ROWS,
     "generate_draft_decode_kv_indices": _CACHE_LOCS,
+    "compute_node_hash_values": (_CACHE_UTILS, "srt/mem_cache/radix_cache.py"),
     "get_last_loc": (_ALLOCATION, _OLD_COMMON),
     "get_last_loc_triton": _COMMON,
     "get_last_loc_triton_safe": _COMMON,
     "get_req_to_token_extra_context_len": ("srt/mem_cache/allocation_sizing.py", _OLD_COMMON),
+    "hash_str_to_int64": (_CACHE_UTILS, "srt/mem_cache/hicache_storage.py"),
     "write_cache_indices": (_ALLOCATION, _OLD_COMMON),
     "write_req_to_token_pool_triton": _COMMON,
     # Before a launch. These were methods of what the launch is given.

@@ -25,6 +25,7 @@ from specsim.engines.sglang.scheduler import operations
 from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.freed import watch
 from specsim.engines.sglang.scheduler.imports import PACKAGES
+from specsim.engines.sglang.scheduler.kv_events import publish
 from specsim.engines.sglang.scheduler.modules import PACKAGE, release_module
 from specsim.engines.sglang.scheduler.ngram import corpus_class
 from specsim.engines.sglang.scheduler.options import Options
@@ -36,6 +37,7 @@ from specsim.vdevice.device import active
 from specsim.world import packages
 from specsim.world.clock import Surroundings
 from specsim.world.fakes import AdapterDriftError, NotRunError
+from specsim.world.kv_events import Published
 
 ENVIRONMENT = {
     "SGLANG_ENABLE_WAR_BARRIER": "1",
@@ -112,6 +114,8 @@ class Booted:
         self.prompts: dict[str, tuple[int, ...]] = {}
         self._script: Script | None = None
         self.worker: Worker | ReleaseWorker
+        if options.kv_events:
+            publish(lambda: self.radix_tree, self._note_published)
         self.server_args = family.server_arguments(options, str(root))
         family.publish(self.server_args)
         family.set_groups()
@@ -175,6 +179,9 @@ class Booted:
         if self._mapping is not None:
             self.device.track_elements(self._mapping, "full_to_swa_index_mapping")
 
+    def _note_published(self, published: Published) -> None:
+        self.worker.reports.add(published)
+
     def _fake_worker(self, scheduler: Any) -> Worker:
         options = self.options
         slots, window_slots = (
@@ -219,6 +226,14 @@ class Booted:
     def tree_cache(self) -> Any:
         return self.scheduler.tree_cache
 
+    @property
+    def radix_tree(self) -> Any:
+        """The tree cache, without what keeps sessions apart from it."""
+        tree = self.tree_cache
+        while hasattr(tree, "inner"):
+            tree = tree.inner
+        return tree
+
     def run(self, script: Script) -> None:
         """Enter the scheduler's loop. At each of its iterations `script(self, iteration)` gives the requests that
         arrive; the loop is left when it returns None. DriftError as `boot`; what the scheduler raises is let through.
@@ -231,6 +246,7 @@ class Booted:
         """Forget the last schedule, by the scheduler's own flush; it must be idle. See `Worker.restart`."""
         self.surroundings.restart(seed)
         self.family.reset(self.scheduler)
+        self.tree_cache.take_events()
         torch.cuda.synchronize()
         self.worker.restart(accept)
         self._outputs.clear()

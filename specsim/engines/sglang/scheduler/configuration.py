@@ -25,6 +25,9 @@ TOY_LLAMA: dict[str, Any] = {
 }
 
 
+KV_EVENTS = '{"publisher": "zmq"}'
+"""What a server is told that publishes KV cache events."""
+
 FULL_LAYER, WINDOW_LAYER = 0, 1
 """Layers of attention: to all positions, and where there is a sliding window, to those in it."""
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
-from specsim.engines.sglang.scheduler.configuration import FULL_LAYER, WINDOW_LAYER
+from specsim.engines.sglang.scheduler.configuration import FULL_LAYER, KV_EVENTS, WINDOW_LAYER
 from specsim.engines.sglang.scheduler.grammar import Backend
 from specsim.engines.sglang.scheduler.modules import home_of, imported_modules, is_there, release_module, replace_in
 from specsim.engines.sglang.scheduler.options import Options
@@ -125,6 +125,8 @@ class Family:
             arguments |= {"speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": options.topk}
         if options.hidden_states:
             arguments["enable_return_hidden_states"] = True
+        if options.kv_events:
+            arguments["kv_events_config"] = KV_EVENTS
         if options.multi_layer:
             arguments["enable_multi_layer_eagle"] = True
         if options.adaptive:

@@ -33,6 +33,7 @@ class Options:
     rust_tree: bool = False  # the radix tree in Rust, of a release that has it in Python, too
     adaptive: bool = False  # the depth of a draft follows how many drafts are accepted
     hidden_states: bool = False  # requests may ask for them
+    kv_events: bool = False  # what the prefix cache holds is published
     num_steps: int = 0  # depth of a draft; 0 for num_draft_tokens - 1
 
     @property

@@ -4,7 +4,8 @@ They were written by someone who had read the release's source and none of specs
 admission, filtering, merging, retraction, aborts, chunks, sessions, caches and results; Q01 to Q08 and R01 to R08 leave
 out one wait or synchronisation each, of an older and of a newer release. A coarser barrier covers two of those: they do
 harm when it is left out, too (`--mutant Q07+Q06`). W01 to W10 are one-statement mistakes in and around the worker: its
-graph runners, its attention plan, its write window, its sampling.
+graph runners, its attention plan, its write window, its sampling. E01 to E05, in KV cache events, were written with the
+rule that finds them.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
 from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
 from specsim.engines.sglang.scheduler.families import slots_in
+from specsim.engines.sglang.scheduler.kv_events import cached, events_of, makes_events
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from specsim.lifting.cache import Cache
     from specsim.lifting.probes import Span
     from specsim.vdevice.recording import Recording
+    from specsim.world.kv_events import Event
     from specsim.world.packages import Edit
 
 LACKS = (
@@ -274,6 +276,7 @@ def _options(setup: Setup) -> Options:
         rust_tree=setup.rust_tree,
         adaptive=setup.adaptive,
         hidden_states=setup.hidden_states,
+        kv_events=setup.kv_events,
         context_length=setup.context + OUTSIDE if setup.context else CONTEXT_LENGTH,
     )
 
@@ -304,6 +307,7 @@ class Started:
         self._records = False
         self._counts: list[tuple[int, int]] = []  # of records and findings, at the start of each iteration
         self._recording: Recording | None = None
+        self._unpublished: list[Event] = []
         self.facts = FACTS if booted.family.knows_last_hidden_state else replace(FACTS, hidden=HIDDEN[:1])
 
     def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
@@ -619,6 +623,9 @@ class Started:
         pools.free_row_numbers = list(booted.row_pool.free_slots)
         if isinstance(booted.worker, Worker):
             pools.writers, pools.row_users = booted.worker.kv.writers, booted.worker.row_users
+        if setup.kv_events and makes_events(booted.radix_tree):
+            self._unpublished += events_of(booted.tree_cache.take_events())
+            pools.blocks, pools.unpublished = cached(booted.radix_tree), tuple(self._unpublished)
         return pools
 
 
