@@ -8,7 +8,6 @@ from types import ModuleType
 
 from specsim.rules import (
     answers,
-    cache_events,
     content,
     counters,
     device,
@@ -64,20 +63,7 @@ def _of(module: ModuleType) -> Iterator[type[Check]]:
             yield each
 
 
-_MODULES = (
-    answers,
-    cache_events,
-    content,
-    counters,
-    device,
-    process,
-    requests,
-    reuse,
-    sampling,
-    sessions,
-    slots,
-    waiting,
-)
+_MODULES = (answers, content, counters, device, process, requests, reuse, sampling, sessions, slots, waiting)
 _LAST: tuple[type[Check], ...] = (QueueTime, AcceptedDrafts, PenaltiesAfterRetraction, CacheEvents)
 """None of these hides another: what is counted and told makes nothing wrong, and tokens that lost penalties make wrong
 have a finding of their own.

@@ -270,10 +270,10 @@ def _session(
             **_changes(chooser, setup, facts, features),
             sampling=_sampling(chooser, setup),
         )
-        before += turn.prompt
         if "stop tokens" in features:
+            before += turn.prompt
             turn = replace(turn, stop=_stop(chooser, setup, decode, before, turn.answer))
-        before += tuple(until_stop(turn, decode(before, turn.answer, 0)))
+            before += tuple(until_stop(turn, decode(before, turn.answer, 0)))
         yield turn
 
 
