@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from specsim import replay_file
-from specsim.rules.slots import RowOwner, SlotsAtRest
+from specsim.rules.slots import RowOwner, SlotsAtRest, TreeContent
 from specsim.rules.table import BY_ID, CHECKS
 from specsim.tiers.ops.rules import RULES as RULES_OF_OPS
 from specsim.world.scheduler import Pools, Setup, TreeNode
@@ -76,6 +76,19 @@ def test_slots_and_rows_that_are_lost_are_named_with_the_request_that_had_them()
         ("", "3: not slots 3, 4, 5, 6 and 1 more, written last for b, nor slot 7, written last for c")
     ]
     assert told_at_rest(RowOwner, pools) == [("", "1: not row 1, used last by b, nor row 2, used last by c")]
+
+
+def test_what_the_cache_has_of_a_window_is_compared_whatever_is_wrong_with_the_rest() -> None:
+    nodes, windows = [TreeNode((5, 6), (2, 3))], [TreeNode((5, 6), (3,)), TreeNode((5,), (4,))]
+    pools = Pools(9, 7, 2, 3, 3, free_slots=[3], nodes=nodes, window_nodes=windows)
+
+    def wrong(full: dict[int, int], window: dict[int, int]) -> list[str]:
+        started = SimpleNamespace(slot_content=full.get, window_content=window.get, content_of=sum)
+        run = cast("Run", SimpleNamespace(pools=pools, started=started))
+        return [f"{one.part}: {one.actual}" for one in TreeContent(Setup(), cast("Facts", None)).at_rest(run)]
+
+    assert wrong({2: 5}, {3: 11, 4: 5}) == []  # slot 3 of the pool is free
+    assert wrong({2: 6}, {3: 11, 4: 11}) == ["tree: other content in slot 2", "window: other content in slot 4"]
 
 
 def test_of_pools_that_are_not_listed_whole_no_slot_is_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specsim.engines.sglang.scheduler.setups import FACTS
-from specsim.rules.waiting import Retraction, spare
+from specsim.rules.waiting import Holding, Retraction, spare
 from specsim.world.scheduler import Load, Setup
 from specsim.world.users import Moment
 
@@ -24,3 +24,28 @@ def test_nobody_is_retracted_while_there_is_room_for_all_who_run() -> None:
     assert retracted(before, Load((("r2", 40),), 0, need + 12, 5, ran, 99), setup=Setup()) == []
     assert retracted(before, load, setup=Setup(), was_paused=True) == []
     assert retracted(before, load, setup=Setup(priorities=True)) == []
+
+
+def holds(claims_and_windows: list[tuple[int, int]], setup: Setup) -> list[bool]:
+    """Whether a request that claims so much, and has so many slots of the window, has too many in each iteration."""
+    rule, found = Holding(setup, FACTS), []
+    for iteration, (claimed, windows) in enumerate(claims_and_windows):
+        load = Load((), 0, 9, 4, (("r0", claimed, claimed),), 999, windows=(windows,))
+        found.append([one.part for one in rule.while_running(Moment(iteration, load, 0, False))] == ["window"])
+    return found
+
+
+def test_a_request_has_slots_of_a_window_for_the_steps_under_way_and_the_window_alone() -> None:
+    setup = Setup(window=8)
+    steps, drafts = FACTS.ahead + 2, (FACTS.ahead + 1) * setup.draft_tokens
+    most = spare(setup, FACTS) + 8 + 1
+    begins = [(100 * number, 100 * number + most) for number in range(1, steps)]  # of none the result may have come
+    first, then = (
+        (100 * steps, 100 * (steps - 1) + drafts + most),
+        (100 * steps + 100, 100 * (steps - 1) + drafts + most),
+    )
+    assert holds([*begins, first, then], setup) == [False] * (steps + 1)
+    assert holds([*begins, first, (then[0], then[1] + 1)], setup) == [*[False] * steps, True]
+    waits = [first] * 3
+    assert holds([*begins, *waits, then], setup) == [False] * (steps + 3)  # nothing of it is launched meanwhile
+    assert holds([*begins, first, (100, 100 + most)], setup) == [False] * (steps + 1)  # it was retracted

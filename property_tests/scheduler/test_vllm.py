@@ -194,6 +194,18 @@ def test_each_planted_defect_is_of_the_newest_release(vllm_release: str, wheel_c
             10,
         ),
         ("vllm.v1.core.block_pool:BlockPool._insert_block_hash:negate:block_hash:1", "scheduler:S15:last", 10),
+        (
+            "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.remove_skipped_blocks:drop-call:"
+            "_remove_blocks_in_range:0",
+            "scheduler:S16:window",
+            20,
+        ),
+        pytest.param(
+            "vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager.reachable_block_mask:negate:segment_tokens:0",
+            "scheduler:S15:last",
+            20,
+            marks=pytest.mark.slow,
+        ),
         (f"{SCHEDULE}:negate:use_v2_model_runner:0", "scheduler:S13:prefill-tokens", 10),
         pytest.param(f"{SCHEDULE}:drop-call:clear:1", "scheduler:S13:told-twice", 10, marks=pytest.mark.slow),
         pytest.param(

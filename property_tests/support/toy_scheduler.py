@@ -105,6 +105,9 @@ class ToyScheduler:
     def slot_content(self, slot: int) -> int:
         return self.content_of((1, 2)[: slot + 1])
 
+    def window_content(self, slot: int) -> int:
+        return self.slot_content(slot)
+
     def generate(self, turn: Turn) -> Any:
         request = _Request(
             turn.rid,

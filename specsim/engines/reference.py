@@ -466,7 +466,14 @@ class ReferenceScheduler(OwnScheduler):
         later = sum(len(one.prompt) + one.params.max_new_tokens - one.length for one in engine.running)
         width = engine.device.req_to_token.shape[1]
         is_chunked = engine.chunked is not None
-        return Load(waiting, later, self._room(), len(engine.free_rows), lengths, width, is_chunked)
+        windows = tuple(map(self._own_window, engine.running)) if engine.config.window else ()
+        return Load(waiting, later, self._room(), len(engine.free_rows), lengths, width, is_chunked, windows)
+
+    def _own_window(self, holder: Holder) -> int:
+        """Slots of window pages that a row has behind what it shares."""
+        page = self.engine.config.page_size
+        own = self.device.req_to_token[holder.row, holder.shared : holder.allocated : page] // page
+        return int((self.device.window_pages[own] > 0).sum()) * page
 
     def _room(self) -> int:
         """Slots of pages that no row has, and of those no window either; counted by the rows, and not as the engine
@@ -516,7 +523,13 @@ class ReferenceScheduler(OwnScheduler):
         windows: dict[str, Any] = {}
         if engine.config.window:
             cached = sum(engine._has_window(node) for node in engine.cache.nodes())
+            to_window = self.device.window_slots
             windows = {
+                "window_nodes": [
+                    TreeNode(each.tokens, tuple(to_window(torch.tensor(each.slots)).tolist()))
+                    for each, node in zip(nodes, engine.cache.nodes(), strict=True)
+                    if engine._has_window(node)
+                ],
                 "window_total": engine.config.window_slots,
                 "window_free": len(engine.free_window_pages) * page,
                 "window_cached": cached * page,
@@ -599,6 +612,9 @@ class ReferenceScheduler(OwnScheduler):
 
     def slot_content(self, slot: int) -> int:
         return int(self.engine.device.kv[slot, 0])
+
+    def window_content(self, slot: int) -> int:
+        return int(self.engine.device.window_kv[slot, 0])
 
 
 class ReferenceEngine(OwnEngine):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specsim.verdict import Rule, Severity
 from specsim.world.rule import Check, Lie, Run, Violation
-from specsim.world.scheduler import Chunk, Seen, held_of
+from specsim.world.scheduler import Chunk, Seen, held_in_window, held_of
 
 
 def _begins_at_first(seen: Seen) -> Seen:
@@ -19,7 +19,8 @@ class Reuse(Check):
     """A request that begins starts behind what the prefix cache holds of its prompt, but for a page: the last token is
     computed in any case, and an engine may need the one before a draft. Where an engine keeps what requests computed,
     who was in the last batch of all is in the cache at rest, up to its last page: nobody came who could want its slots.
-    Not looked at are windows, turns of sessions, and prompts with logprobs, which are computed.
+    Of layers with a sliding window the cache needs what the first token behind attends to. Not looked at are turns of
+    sessions, and prompts with logprobs, which are computed.
     """
 
     rule = Rule("S15", "reuse", "what the prefix cache holds is not computed again", Severity.METRIC)
@@ -32,7 +33,7 @@ class Reuse(Check):
                 turn = turns.get(rid)
                 if turn is None or turn.session or turn.prompt_logprobs >= 0:
                     continue
-                could = self._whole_pages(min(chunk.held, len(turn.prompt)))
+                could = self._whole_pages(min(chunk.held, len(turn.prompt) - 1))
                 if chunk.start < could:
                     expected = f"to begin behind {could} positions that the cache has of its prompt"
                     yield self.broken("prompt", rid, expected, f"it begins at position {chunk.start}")
@@ -40,22 +41,24 @@ class Reuse(Check):
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
         launches, users = run.started.seen.launches, run.users
-        has_cache = self.facts.caches and self.setup.radix and not self.setup.window
-        nodes = run.pools.nodes if has_cache and launches else None
+        nodes = run.pools.nodes if self.facts.caches and self.setup.radix and launches else None
+        windows = run.pools.window_nodes if self.setup.window else []
         drops = [*users.workload.flushes, *(end for pause, _start, end in users.paused if pause.retracts)]
-        if nodes is None or max(drops, default=-1) >= launches[-1].iteration:
+        if nodes is None or windows is None or max(drops, default=-1) >= launches[-1].iteration:
             return
         for told, answer in run.answered:
             if answer.rid not in launches[-1].rids or answer.reason == "abort" or told.turn.session:
                 continue
             tokens = (*told.prompt, *answer.tokens[: told.turn.answer])  # I40 finds those beyond its limit
-            held, could = held_of(nodes, tokens), self._whole_pages(len(tokens))
+            held, could = held_of(nodes, tokens), self._whole_pages(len(tokens) - 1)
+            if self.setup.window:
+                held = held_in_window(windows, tokens, held, self.setup.window - 1)
             if held < could:
                 expected = f"{could} positions of it in the cache, behind which nobody came"
                 yield self.broken("last", answer.rid, expected, f"it has {held}")
                 return
 
     def _whole_pages(self, positions: int) -> int:
-        """Whole pages of what is before the last one of so many positions, but for a page."""
+        """Whole pages of so many positions, but for a page."""
         page = self.setup.page_size
-        return ((positions - 1) // page - 1) * page
+        return (positions // page - 1) * page

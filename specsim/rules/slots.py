@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from specsim.verdict import Rule, Severity
 from specsim.world.kv import FreedTwice, NoSlot
 from specsim.world.ledger import Freed
 from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
-from specsim.world.scheduler import Pools
+from specsim.world.scheduler import Pools, TreeNode
 
 NAMED_MAX = 4
 """Slots or rows of a request that are named, where some are lost."""
@@ -133,7 +133,7 @@ class RowOwner(Check):
 
 
 class TreeContent(Check):
-    """Compared for each slot of the prefix cache that is there once and not free."""
+    """Compared for each slot of the prefix cache that is there once and not free; those of a sliding window, too."""
 
     rule = Rule(
         "I27", "tree-content", "a slot of the tree holds the KV of the tokens that lead to it", Severity.WRONG_RESULT
@@ -143,14 +143,21 @@ class TreeContent(Check):
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
         started, pools = run.started, run.pools
-        misplaced = set(pools.free_slots or ())
-        for node in pools.nodes or ():
-            start = len(node.tokens) - len(node.slots)
-            for place, slot in enumerate(node.slots, start):
+        cached = ("tree", pools.nodes, started.slot_content), ("window", pools.window_nodes, started.window_content)
+        for part, nodes, content in cached:
+            misplaced = set(pools.free_slots or ()) if part == "tree" else set[int]()
+            for place, slot, tokens in _places(nodes or ()):
                 if slot in misplaced:
-                    return  # what it holds says nothing
+                    break  # what it holds says nothing
                 misplaced.add(slot)
-                if started.slot_content(slot) != started.content_of(node.tokens[: place + 1]):
+                if content(slot) != started.content_of(tokens):
                     what = f"other content in slot {slot}"
-                    yield self.broken("tree", "", f"the KV of the token at {place}", what)
-                    return
+                    yield self.broken(part, "", f"the KV of the token at {place}", what)
+                    break
+
+
+def _places(nodes: Iterable[TreeNode]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Each slot with its position, and the tokens up to that."""
+    for node in nodes:
+        for place, slot in enumerate(node.slots, len(node.tokens) - len(node.slots)):
+            yield place, slot, node.tokens[: place + 1]

@@ -107,19 +107,46 @@ def _much_more(load: Load) -> Load:
     return replace(load, lengths=tuple((rid, claimed, claimed + 40) for rid, claimed, _has in load.lengths))
 
 
+def _its_past(load: Load) -> Load:
+    return replace(load, windows=tuple(9 * claimed + 99 for _rid, claimed, _has in load.lengths))
+
+
 class Holding(Check):
-    """It has slots for the steps that it is ahead, and for its next one. KV from outside has its slots before it is
-    claimed, and is not looked at.
+    """It has slots for the steps that it is ahead, and for its next one; of layers with a sliding window, beside the
+    steps whose results have not come yet, for the window alone. KV from outside has its slots before it is claimed, and
+    is not looked at.
     """
 
     rule = Rule("S16", "holding", "a running request has no more slots than its next steps need", Severity.METRIC)
-    defects = (Lie("has many more", "load", _much_more),)
+    defects = (Lie("has many more", "load", _much_more), Lie("has its past", "load", _its_past))
+
+    def __init__(self, setup: Setup, facts: Facts) -> None:
+        super().__init__(setup, facts)
+        self._claims: dict[str, list[int]] = {}
+        """What each one claimed, from one launch to the next."""
 
     def while_running(self, moment: Moment) -> Iterator[Violation]:
-        need = spare(self.setup, self.facts)
-        for rid, claimed, has in moment.load.lengths if not self.setup.connector else ():
+        load, need = moment.load, spare(self.setup, self.facts)
+        for rid, claimed, has in load.lengths if not self.setup.connector else ():
             if has > claimed + need:
                 yield self.broken("slots", rid, f"{claimed + need} slots at most: {need} beyond its claim", str(has))
+        for (rid, claimed, _has), has in zip(load.lengths, load.windows, strict=False):
+            most = need + self.setup.window + self.setup.page_size + claimed - self._handled(rid, claimed)
+            if has > most:
+                yield self.broken("window", rid, f"{most} slots of the window's layers at most", str(has))
+
+    def _handled(self, rid: str, claimed: int) -> int:
+        """Of how many positions at least the results had come by its last launch: those of the launch that it cannot be
+        ahead of any more, but for drafts.
+        """
+        drafts = (self.facts.ahead + 1) * self.setup.draft_tokens
+        claims = self._claims.setdefault(rid, [])
+        if claims and claimed < claims[-1] - drafts:
+            claims.clear()  # it was retracted
+        if not claims or claimed != claims[-1]:
+            claims.append(claimed)
+        del claims[: -(self.facts.ahead + 2)]
+        return max(0, claims[0] - drafts) if len(claims) == self.facts.ahead + 2 else 0
 
 
 def _goes_on(seen: Seen) -> Seen:

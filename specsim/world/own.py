@@ -80,6 +80,9 @@ class OwnScheduler(ABC):
     def slot_content(self, slot: int) -> int:
         raise _not_written("slot_content")
 
+    def window_content(self, slot: int) -> int:
+        raise _not_written("window_content")
+
     def abort(self, rid: str) -> Any:
         raise _not_written("abort")
 

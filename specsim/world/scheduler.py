@@ -276,6 +276,8 @@ class Load:
     `lengths`   of each running request the positions that it claims, and those that it has slots for
     `row_width` positions of a row
     `chunked`   whether a prompt is prefilled in part
+    `windows`   of each running request the slots that it has in the pool of the sliding window's layers; empty where
+                nothing says
     """
 
     waiting: tuple[tuple[str, int], ...]
@@ -285,6 +287,7 @@ class Load:
     lengths: tuple[tuple[str, int, int], ...]
     row_width: int
     chunked: bool = False
+    windows: tuple[int, ...] = ()
 
 
 Matched = int | tuple[int, ...] | None
@@ -416,6 +419,22 @@ def held_of(nodes: Iterable[TreeNode], tokens: Sequence[int], held: int = 0) -> 
     return held
 
 
+def held_in_window(nodes: Iterable[TreeNode], tokens: Sequence[int], reach: int, need: int) -> int:
+    """How many of the first `reach` of these tokens a prefix cache has, whose `nodes` are of a sliding window's layers:
+    up to where it has the `need` ones before, or all.
+    """
+    present = {
+        place
+        for node in nodes
+        for place in range(len(node.tokens) - len(node.slots), first_difference(node.tokens, tokens))
+    }
+    held = behind = 0
+    for end in range(1, reach + 1):
+        behind = behind + 1 if end - 1 in present else 0
+        held = end if behind >= min(need, end) else held
+    return held
+
+
 @dataclass(slots=True)
 class Pools:
     """Of the pools at rest. Counts are -1 and lists None where a release does not show them.
@@ -423,6 +442,7 @@ class Pools:
     `total`, `free`, `cached`   slots of the KV pool; free; in the prefix cache and in nobody's use
     `window_*`                  of the pool of the sliding window's layers
     `free_slots`                the free slots themselves
+    `nodes`, `window_nodes`     of the prefix cache: the slots of the KV pool, and those of the sliding window's
     `rows`, `free_rows`         rows of `req_to_token`
     `free_row_numbers`          the free rows themselves
     `writers`, `row_users`      by slot of the full pool the request for which KV was written to it last, and by row the
@@ -441,6 +461,7 @@ class Pools:
     window_cached: int = -1
     free_slots: list[int] | None = None
     nodes: list[TreeNode] | None = None
+    window_nodes: list[TreeNode] | None = None
     free_row_numbers: list[int] | None = None
     writers: Mapping[int, str] = field(default_factory=dict)
     row_users: Mapping[int, str] = field(default_factory=dict)
@@ -551,6 +572,10 @@ class StartedScheduler(Protocol):
 
     def slot_content(self, slot: int) -> int:
         """The KV that a slot of the full pool holds."""
+        ...
+
+    def window_content(self, slot: int) -> int:
+        """The KV that a slot of the sliding window's pool holds."""
         ...
 
     def generate(self, turn: Turn) -> Any:

@@ -276,6 +276,12 @@ class Booted:
         """What has been sent of each request, by its id."""
         return self._outputs
 
+    def window_slots(self) -> list[int]:
+        """By slot of the full pool that of the sliding window's, 0 for none. At rest: the device has done all."""
+        mapping: Any = self._mapping
+        slots: list[int] = mapping.host_bytes.tolist()
+        return slots
+
     def pools(self) -> list[Pool]:
         """Slots and rows as the allocator and the cache count them."""
         options, allocator, cache = self.options, self.allocator, self.tree_cache

@@ -174,6 +174,10 @@ class ReleaseWorker:
         """The target's key in a slot."""
         return int(self.pools[0].k_buffer[0].host_bytes[slot])
 
+    def window_content(self, slot: int) -> int:
+        """The target's key in a slot of the sliding window's pool."""
+        return int(self.pools[1].k_buffer[0].host_bytes[slot])
+
     def watch(self, worker: Any) -> None:
         """Note whose rows a pass has, at each call of the release's worker."""
         forward = worker.forward_batch_generation

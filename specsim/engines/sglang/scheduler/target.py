@@ -335,6 +335,9 @@ class Started:
     def slot_content(self, slot: int) -> int:
         return self._booted.worker.slot_content(slot)
 
+    def window_content(self, slot: int) -> int:
+        return self._booted.worker.window_content(slot)
+
     # ---- messages
 
     def generate(self, turn: Turn) -> Any:
@@ -620,6 +623,8 @@ class Started:
         elif setup.page_size == 1:
             pools.free_slots = booted.allocator.free_pages.tolist()
         pools.nodes = _nodes(booted.tree_cache) if setup.radix else []
+        if pools.nodes is not None and window is not None:
+            pools.window_nodes = list(_in_window(pools.nodes, booted.window_slots()))
         pools.free_row_numbers = list(booted.row_pool.free_slots)
         if isinstance(booted.worker, Worker):
             pools.writers, pools.row_users = booted.worker.kv.writers, booted.worker.row_users
@@ -670,6 +675,14 @@ def _matched(reason: Mapping[str, Any]) -> Matched:
     """What a finish reason says ended the answer; a text as the tokens that it is of."""
     matched = reason.get("matched", reason.get("length"))
     return tokens_of(matched) if isinstance(matched, str) else matched
+
+
+def _in_window(nodes: Iterable[TreeNode], window_slots: Sequence[int]) -> Iterator[TreeNode]:
+    """What these nodes hold of the sliding window's pool, slot by slot."""
+    for node in nodes:
+        for place, slot in enumerate(node.slots, len(node.tokens) - len(node.slots)):
+            if window_slots[slot]:
+                yield TreeNode(node.tokens[: place + 1], (window_slots[slot],))
 
 
 def _nodes(tree: Any) -> list[TreeNode] | None:

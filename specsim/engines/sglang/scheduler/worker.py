@@ -270,6 +270,10 @@ class Worker(Fake):
         """The hash in a slot of the full pool."""
         return int(self.kv.full[slot])
 
+    def window_content(self, slot: int) -> int:
+        """The hash in a slot of the sliding window's pool."""
+        return int(self.kv.window[slot])
+
     # ---- extend: compute the KV of the prompt, or of a part of it, and one token
 
     def _extend(self, batch: Any, seats: list[Seat], on_publish: Any) -> Any:

@@ -47,6 +47,7 @@ from specsim.world.scheduler import (
     Setup,
     TreeNode,
     Turn,
+    held_in_window,
     held_of,
 )
 
@@ -72,6 +73,7 @@ LACKS_OF_RELEASE_WORKERS = (
 )
 MODELS = frozenset(str(module.__file__) for module in (release_model, release_worker))
 """Files in which a model reads and writes: ours."""
+NULL_BLOCK, WINDOW_GROUP = 0, 1
 PAUSE_THAT_REFUSES = "pause_generation"
 _MODES = {KEEP: "keep", DRAIN: "wait", ABORT: "abort"}
 COVERED = ("v1/core/", "v1/engine/core.py", "v1/request.py")
@@ -173,6 +175,9 @@ class Started(OwnScheduler):
     def slot_content(self, slot: int) -> int:
         return int(self._booted.model.kv.full[slot])
 
+    def window_content(self, slot: int) -> int:
+        return int(self._booted.model.kv.window[slot])
+
     # ---- messages
 
     def generate(self, turn: Turn) -> Any:
@@ -260,14 +265,24 @@ class Started(OwnScheduler):
             kind = "decode" if requests[rid].output_token_ids else "extend"
             kinds.setdefault(kind, []).append(rid)
         starts = {new.req_id: int(new.num_computed_tokens) for new in batch.scheduled_new_reqs}
-        nodes = self._nodes() if starts and not self._setup.window else []
+        nodes, windows = (self._nodes(), self._window_nodes()) if starts else ([], [])
         for kind, rids in kinds.items():
             chunks = []
             for rid in rids if kind == "extend" else ():
                 start = starts.get(rid, requests[rid].num_computed_tokens - counts[rid])
-                held = held_of(nodes, requests[rid].prompt_token_ids, start) if rid in starts else -1
+                held = self._held(nodes, windows, requests[rid].prompt_token_ids, start) if rid in starts else -1
                 chunks.append(Chunk(start, counts[rid], held))
             self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids), tuple(chunks)))
+
+    def _held(self, nodes: list[TreeNode], windows: list[TreeNode], prompt: Sequence[int], start: int) -> int:
+        """How much of a prompt that begins at `start` is in the prefix cache. Of layers with a sliding window a hit may
+        need up to two pages more than the window: its own page, and the one that is matched for a draft.
+        """
+        held, window = held_of(nodes, prompt, start), self._setup.window
+        if not window:
+            return held
+        own = TreeNode(tuple(prompt[:start]), (0,) * min(start, window - 1))
+        return held_in_window([*windows, own], prompt, held, window + 2 * self._setup.page_size)
 
     # ---- the state
 
@@ -288,7 +303,13 @@ class Started(OwnScheduler):
             lengths=tuple((r.request_id, claim, slots) for r, claim, slots in zip(running, claims, has, strict=True)),
             row_width=-(-scheduler.max_model_len // page) * page,
             chunked=any(claim < r.num_prompt_tokens for r, claim in zip(running, claims, strict=True)),
+            windows=tuple(self._in_windows(request) * page for request in running) if self._setup.window else (),
         )
+
+    def _in_windows(self, request: Any) -> int:
+        """Blocks of its layers with a sliding window; behind that are null blocks."""
+        _full, windows = self._booted.blocks(request.request_id)
+        return sum(block != NULL_BLOCK for block in windows)
 
     def _longest(self, request: Any) -> int:
         return min(int(request.num_prompt_tokens + request.max_tokens), self._booted.context)
@@ -349,7 +370,7 @@ class Started(OwnScheduler):
             setup.rows - len(self._booted.scheduler.running),
             free_slots=[slot for block in empty for slot in self._slots_of(block)],
         )
-        pools.nodes = self._nodes()
+        pools.nodes, pools.window_nodes = self._nodes(), self._window_nodes()
         pools.writers = self._booted.model.kv.writers
         if self._booted.publishes:
             pools.blocks = self._cached_blocks()
@@ -366,9 +387,12 @@ class Started(OwnScheduler):
                 found[name_of(block_hash)] = tokens[: end * page], tokens[end * page : end * page + ahead]
         return [CachedBlock(block, *found[block.hash]) for block in cached(self._pool) if block.hash in found]
 
-    def _nodes(self) -> list[TreeNode]:
-        """The blocks in the prefix cache that nobody uses."""
-        tokens = self._tokens_by_hash()
+    def _window_nodes(self) -> list[TreeNode]:
+        return self._nodes(WINDOW_GROUP) if self._setup.window else []
+
+    def _nodes(self, group: int = 0) -> list[TreeNode]:
+        """The blocks in the prefix cache that nobody uses, of a group of layers."""
+        tokens = self._tokens_by_hash(group)
         return [
             TreeNode(tokens[key], tuple(self._slots_of(block)))
             for block in self._pool.free_block_queue.get_all_free_blocks()
@@ -379,14 +403,14 @@ class Started(OwnScheduler):
         page = self._setup.page_size
         return range(block.block_id * page, (block.block_id + 1) * page)
 
-    def _tokens_by_hash(self) -> dict[Any, tuple[int, ...]]:
+    def _tokens_by_hash(self, group: int) -> dict[Any, tuple[int, ...]]:
         """The tokens up to the end of each block that any request had, by the block's hash."""
         page, found = self._setup.page_size, {}
         of_group = release_module("core.kv_cache_utils").make_block_hash_with_group_id
         for request in self._booted.requests.values():
             tokens = tuple(request.all_token_ids)
             for number, block_hash in enumerate(request.block_hashes, 1):
-                found[of_group(block_hash, 0)] = tokens[: number * page]
+                found[of_group(block_hash, group)] = tokens[: number * page]
         return found
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
