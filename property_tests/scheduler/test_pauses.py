@@ -15,7 +15,7 @@ from specsim.world.hash_model import decoded
 from specsim.world.own import OwnScheduler
 from specsim.world.rule import Run
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, Answer, Facts, Launch, Load, Pause, Seen, Setup, Turn
-from specsim.world.users import NeverEndsError, Users
+from specsim.world.users import Moment, NeverEndsError, Users
 from specsim.world.workload import CROSSED, Workload, draw_workload, told
 
 ALL = replace(FACTS, pauses=(KEEP, DRAIN, ABORT), hears=True, refuses=True)
@@ -49,6 +49,9 @@ class Server:
     def resume(self) -> str:
         return "resume"
 
+    def flush(self) -> str:
+        return "flush"
+
 
 def sent(server: Any, workload: Workload, until: int) -> tuple[dict[int, list[str]], Users]:
     """By iteration what is sent."""
@@ -73,6 +76,24 @@ def test_a_pause_is_counted_from_the_iteration_in_which_it_is_complete() -> None
     }
     late, _users = sent(Server(FACTS, complete_at=6), workload, 12)
     assert late == {0: ["r0"], 2: ["pause"], 7: ["resume", "r1"], 8: ["pause"], 9: ["resume"]}
+
+
+@pytest.mark.parametrize(
+    ("workload", "disturbed"),
+    [
+        (Workload(TURNS), []),
+        (Workload(TURNS, flushes=(3,)), [4, 5]),
+        (Workload(TURNS, pauses=(Pause(2, 2, False),)), [3, 4]),
+    ],
+)
+def test_a_reset_of_the_cache_and_a_pause_disturb_who_runs(workload: Workload, disturbed: list[int]) -> None:
+    """vLLM retracts all who run, to reset the cache: nobody else is to blame."""
+    moments: list[Moment] = []
+    server: Any = Server(FACTS)
+    users = Users(server, workload, Setup(), moments.append)
+    for iteration in range(8):
+        users.at(iteration)
+    assert [moment.iteration for moment in moments if moment.is_disturbed] == disturbed
 
 
 def test_a_pause_that_is_never_complete_is_a_schedule_that_never_ends() -> None:

@@ -9,10 +9,7 @@ from operator import itemgetter
 from specsim.verdict import Rule, Severity
 from specsim.world.rule import Check, Lie, Run, Violation
 from specsim.world.scheduler import KEEP, Answer, Facts, Launch, Load, Seen, Setup
-from specsim.world.users import Moment
-
-LATENCY = 2
-"""Iterations in which what users send may still be on its way, or in a batch that was made before it."""
+from specsim.world.users import LATENCY, Moment
 
 
 class Admission(Check):
@@ -38,7 +35,7 @@ class Admission(Check):
         is_admitted = bool(self._waiting - waiting)
         self._is_armed = moment.left > self._left or (self._is_armed and not is_admitted)
         self._waiting, self._left = waiting, moment.left
-        if not (self._is_armed and self._fits(load)) or moment.is_paused or load.chunked:
+        if not (self._is_armed and self._fits(load)) or moment.is_disturbed or load.chunked:
             self._quiet = 0
             return
         self._quiet += 1
@@ -76,7 +73,7 @@ def _now_and_then() -> Callable[[Load], Load]:
 
 class Retraction(Check):
     """Looked at where the pool had room before, and has it without what was taken, for whatever all that ran may need
-    in their next steps. A pause and one who is more urgent may take it nevertheless.
+    in their next steps. A pause, a reset of the cache, and one who is more urgent may take it nevertheless.
     """
 
     rule = Rule("S14", "retraction", "nobody who runs is retracted while there is room", Severity.METRIC)
@@ -91,9 +88,9 @@ class Retraction(Check):
     def while_running(self, moment: Moment) -> Iterator[Violation]:
         load, went_on = moment.load, self._go_on
         need = spare(self.setup, self.facts)
-        has_room = load.free >= len(load.lengths) * need and not moment.is_paused and not self.setup.priorities
+        has_room = load.free >= len(load.lengths) * need and not moment.is_disturbed and not self.setup.priorities
         self._go_on = {rid: has for rid, _claimed, has in load.lengths} if has_room else {}
-        if moment.is_paused:
+        if moment.is_disturbed:
             return
         waiting = {rid for rid, _length in load.waiting}
         for rid, has in went_on.items():

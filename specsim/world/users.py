@@ -16,15 +16,20 @@ ITERATIONS_MAX = 1500
 """Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
 
 
+LATENCY = 2
+"""Iterations in which what users send may still be on its way, or in a batch that was made before it."""
+
+
 class Moment(NamedTuple):
     """The start of an iteration. `left` requests that ran have had their last answer by then: one that is aborted while
-    it waits leaves no batch. `is_paused` says whether users have paused the scheduler, or let it go on just now.
+    it waits leaves no batch. `is_disturbed` says whether users have paused the scheduler, let it go on just now, or had
+    its prefix cache reset, which may take from those that run what they have.
     """
 
     iteration: int
     load: Load
     left: int
-    is_paused: bool
+    is_disturbed: bool
 
 
 class PauseSpan(NamedTuple):
@@ -83,7 +88,8 @@ class Users:
         """The messages that arrive at an iteration, None when all is over."""
         self.iterations = iteration
         ended = self._ended(iteration)
-        self._watch(Moment(iteration, self.started.load(), self._left, self._resumes_at >= iteration))
+        is_reset = any(0 < iteration - at <= LATENCY for at in self.workload.flushes)
+        self._watch(Moment(iteration, self.started.load(), self._left, is_reset or self._resumes_at >= iteration))
         self._decide(iteration)
         if iteration in self.workload.leaps:
             self._leap()
