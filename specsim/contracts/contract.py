@@ -155,6 +155,18 @@ def _all_defined(_case: Case, expected: Tensors) -> Tensors:
     return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
 
 
+def _but(
+    tokens: Callable[[Case, Tensors], Tensors], defined: Callable[[Case, Tensors], Tensors]
+) -> Callable[[Case, Tensors], Tensors]:
+    """What is defined, but for what may be any token."""
+
+    def but(case: Case, expected: Tensors) -> Tensors:
+        some = tokens(case, expected)
+        return {name: mask & ~some[name] if name in some else mask for name, mask in defined(case, expected).items()}
+
+    return but
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """A named operation. See the module's docstring for the calling convention.
@@ -162,7 +174,8 @@ class Op:
     `args`       the arguments, outputs included, in the order of a kernel's parameters
     `reference`  the batched PyTorch implementation, whose results are the expected ones
     `cases`      its valid cases
-    `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
+    `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared, nor is
+                 what `tokens` names
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
     `tokens`     which elements may be any token of the vocabulary, and have to be one: a caller looks them up; likewise
     `aliasing`   which arguments may share memory
@@ -280,7 +293,7 @@ def operation(
         reference=reference,
         cases=cases,
         source=_sentence(source[1]) if source else "",
-        defined=defined,
+        defined=defined if tokens is _no_tokens else _but(tokens, defined),
         tolerance=tolerance or {},
         tokens=tokens,
         sizes=contract.sizes,

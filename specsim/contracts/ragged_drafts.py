@@ -342,11 +342,6 @@ def _any_emitted(case: Case, expected: Tensors) -> Tensors:
     return {"output_token_ids": is_any.to(output.device) & (output >= 0)}
 
 
-def _but(tokens: Callable[[Case, Tensors], Tensors]) -> Callable[[Case, Tensors], Tensors]:
-    """What is defined: all but such tokens."""
-    return lambda case, expected: {name: ~is_any for name, is_any in tokens(case, expected).items()}
-
-
 _greedy = _cases(_draw_shape, _make_greedy)
 _rejection = _cases(_draw_sampled_shape, _maker(verify_ragged_rejection))
 _races = _cases(_draw_sampled_shape, _maker(sample_recovered_tokens))
@@ -360,20 +355,8 @@ _draft_inputs = _cases(_draw_inputs_shape, _make_draft_inputs)
 OPS: tuple[Op, ...] = (
     operation(verify_ragged_greedy, "ragged_drafts", _greedy),
     operation(verify_ragged_rejection, "ragged_drafts", _rejection),
-    operation(
-        sample_recovered_tokens,
-        "ragged_drafts",
-        _races,
-        defined=_but(_any_recovered),
-        tokens=_any_recovered,
-    ),
-    operation(
-        verify_ragged_sampled,
-        "ragged_drafts",
-        _whole,
-        defined=_but(_any_emitted),
-        tokens=_any_emitted,
-    ),
+    operation(sample_recovered_tokens, "ragged_drafts", _races, tokens=_any_recovered),
+    operation(verify_ragged_sampled, "ragged_drafts", _whole, tokens=_any_emitted),
     operation(expand_to_drafts, "ragged_drafts", _expand),
     operation(prepare_inputs_padded, "ragged_drafts", _inputs),
     operation(prepare_next_token_padded, "ragged_drafts", _next_token),

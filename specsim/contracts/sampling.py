@@ -112,24 +112,19 @@ def _any_next(case: Case, expected: Tensors) -> Tensors:
     return {"predicts": is_any}
 
 
-def _defined(case: Case, expected: Tensors) -> Tensors:
-    defined = defined_by_verification(case, expected)
-    return {**defined, "predicts": defined["predicts"] & ~_any_next(case, expected)["predicts"]}
-
-
 OPS: tuple[Op, ...] = (
     operation(
         verify_tree_target_only,
         "sampling",
         Cases(_draw_target_only_shape, _with_nan(make_verify_tree_target_only)),
-        defined=_defined,
+        defined=defined_by_verification,
         tokens=_any_next,
     ),
     operation(
         verify_chain_rejection,
         "sampling",
         Cases(_draw_chain_shape, _with_nan(make_verify_chain_rejection)),
-        defined=_defined,
+        defined=defined_by_verification,
         tokens=_any_next,
     ),
     operation(
@@ -142,7 +137,7 @@ OPS: tuple[Op, ...] = (
         verify_tree_rejection,
         "sampling",
         Cases(_draw_tree_rejection_shape, _with_nan(make_verify_tree_rejection)),
-        defined=_defined,
+        defined=defined_by_verification,
         tokens=_any_next,
     ),
 )

@@ -516,23 +516,19 @@ class ReferenceScheduler(OwnScheduler):
     def pools(self) -> Pools:
         engine, page = self.engine, self.engine.config.page_size
         free = [number * page + at for number in engine.free_pages for at in range(page)]
-        nodes = [
-            TreeNode(tuple(token for one in node.path() for token in one.tokens), node.slots)
-            for node in engine.cache.nodes()
-        ]
+        cached = list(engine.cache.nodes())
+        nodes = [TreeNode(tuple(token for one in node.path() for token in one.tokens), node.slots) for node in cached]
         windows: dict[str, Any] = {}
         if engine.config.window:
-            cached = sum(engine._has_window(node) for node in engine.cache.nodes())
             to_window = self.device.window_slots
+            in_window = [each for each, node in zip(nodes, cached, strict=True) if engine._has_window(node)]
             windows = {
                 "window_nodes": [
-                    TreeNode(each.tokens, tuple(to_window(torch.tensor(each.slots)).tolist()))
-                    for each, node in zip(nodes, engine.cache.nodes(), strict=True)
-                    if engine._has_window(node)
+                    TreeNode(each.tokens, tuple(to_window(torch.tensor(each.slots)).tolist())) for each in in_window
                 ],
                 "window_total": engine.config.window_slots,
                 "window_free": len(engine.free_window_pages) * page,
-                "window_cached": cached * page,
+                "window_cached": len(in_window) * page,
             }
         return Pools(
             engine.config.slots,

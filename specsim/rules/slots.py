@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from specsim.verdict import Rule, Severity
 from specsim.world.kv import FreedTwice, NoSlot
 from specsim.world.ledger import Freed
 from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
-from specsim.world.scheduler import Pools, TreeNode
+from specsim.world.scheduler import Pools
 
 NAMED_MAX = 4
 """Slots or rows of a request that are named, where some are lost."""
@@ -146,7 +147,7 @@ class TreeContent(Check):
         cached = ("tree", pools.nodes, started.slot_content), ("window", pools.window_nodes, started.window_content)
         for part, nodes, content in cached:
             misplaced = set(pools.free_slots or ()) if part == "tree" else set[int]()
-            for place, slot, tokens in _places(nodes or ()):
+            for place, slot, tokens in chain.from_iterable(node.places() for node in nodes or ()):
                 if slot in misplaced:
                     break  # what it holds says nothing
                 misplaced.add(slot)
@@ -154,10 +155,3 @@ class TreeContent(Check):
                     what = f"other content in slot {slot}"
                     yield self.broken(part, "", f"the KV of the token at {place}", what)
                     break
-
-
-def _places(nodes: Iterable[TreeNode]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Each slot with its position, and the tokens up to that."""
-    for node in nodes:
-        for place, slot in enumerate(node.slots, len(node.tokens) - len(node.slots)):
-            yield place, slot, node.tokens[: place + 1]

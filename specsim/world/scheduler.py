@@ -404,6 +404,16 @@ class TreeNode:
     tokens: tuple[int, ...]
     slots: tuple[int, ...]
 
+    @property
+    def start(self) -> int:
+        """The position of its first slot."""
+        return len(self.tokens) - len(self.slots)
+
+    def places(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Each slot with its position, and the tokens up to that."""
+        for place, slot in enumerate(self.slots, self.start):
+            yield place, slot, self.tokens[: place + 1]
+
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     """The place of the first token that differs; that behind the shorter one where none does."""
@@ -413,7 +423,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
 
 def held_of(nodes: Iterable[TreeNode], tokens: Sequence[int], held: int = 0) -> int:
     """How many of these tokens, from the first on, a prefix cache has, of which so many are `held` in any case."""
-    for start, path in sorted((len(node.tokens) - len(node.slots), node.tokens) for node in nodes):
+    for start, path in sorted((node.start, node.tokens) for node in nodes):
         if start <= held:
             held = max(held, first_difference(path, tokens))
     return held
@@ -423,11 +433,7 @@ def held_in_window(nodes: Iterable[TreeNode], tokens: Sequence[int], reach: int,
     """How many of the first `reach` of these tokens a prefix cache has, whose `nodes` are of a sliding window's layers:
     up to where it has the `need` ones before, or all.
     """
-    present = {
-        place
-        for node in nodes
-        for place in range(len(node.tokens) - len(node.slots), first_difference(node.tokens, tokens))
-    }
+    present = {place for node in nodes for place in range(node.start, first_difference(node.tokens, tokens))}
     held = behind = 0
     for end in range(1, reach + 1):
         behind = behind + 1 if end - 1 in present else 0

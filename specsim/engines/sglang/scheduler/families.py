@@ -553,6 +553,14 @@ FULL = 0
 """Among the components of a radix tree's node, each of which has the slots of a pool, the one of full attention."""
 
 
+def root_of(tree: Any) -> Any:
+    """The root of a radix tree; None where a release has none, or one in Rust."""
+    try:
+        return tree.root_node
+    except (AttributeError, NotImplementedError):
+        return None
+
+
 def slots_in(node: Any) -> Any:
     """The slots of the full pool that a node of a radix tree holds, a tensor on the device; None for none."""
     return node.value if hasattr(node, "value") else node.component_data[FULL].value

@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from specsim.engines.sglang.scheduler.families import slots_in
+from specsim.engines.sglang.scheduler.families import root_of, slots_in
 from specsim.engines.sglang.scheduler.modules import home_of, is_there, release_module
 from specsim.world.fakes import AdapterDriftError
 from specsim.world.kv_events import BlockId, CachedBlock, Cleared, Event, Published, Removed, Stored
@@ -84,11 +84,8 @@ class _Level(NamedTuple):
 
 def cached(tree: Any) -> list[CachedBlock] | None:
     """The blocks that a new request would find; None where the release has another tree."""
-    try:
-        root = tree.root_node
-    except (AttributeError, NotImplementedError):  # a tree in Rust, or none
-        return None
-    return list(_blocks(root, tree.page_size))
+    root = root_of(tree)
+    return None if root is None else list(_blocks(root, tree.page_size))
 
 
 def _blocks(root: Any, page_size: int) -> Iterator[CachedBlock]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from specsim.engines.sglang.scheduler.families import slots_in
+from specsim.engines.sglang.scheduler.families import root_of, slots_in
 from specsim.world.hash_model import EMPTY, extended
 from specsim.world.kv import UNWRITTEN, content_name
 
@@ -38,7 +38,7 @@ def sections(
             names.setdefault(content, f"{rid}@{position}")
     found: Sections = {"slots": {}, "cells": {}, "owners": {}, "lists": _lists(booted)}
     slots: dict[int, list[Any]] = {}
-    shared = set(_tree_slots(booted.tree_cache))
+    shared = set(_tree_slots(booted.radix_tree))
     for rid, request in requests.items():
         row, committed, allocated = (
             number(request, name) for name in ("req_pool_idx", "kv_committed_len", "kv_allocated_len")
@@ -122,12 +122,8 @@ def _lists(booted: Booted) -> dict[str, Any]:
 
 def _tree_slots(tree: Any) -> Iterator[int]:
     """The slots in a radix tree, those of them that are known by now; none where the release has another one."""
-    while hasattr(tree, "inner"):
-        tree = tree.inner
-    try:
-        waiting = list(tree.root_node.children.values())
-    except (AttributeError, NotImplementedError):  # a cache in Rust, or none
-        return
+    root = root_of(tree)
+    waiting = [] if root is None else list(root.children.values())
     while waiting:
         node = waiting.pop()
         value = slots_in(node)

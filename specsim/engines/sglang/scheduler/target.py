@@ -26,7 +26,7 @@ from specsim.engines.sglang.guards import Guards, read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
 from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
-from specsim.engines.sglang.scheduler.families import slots_in
+from specsim.engines.sglang.scheduler.families import root_of, slots_in
 from specsim.engines.sglang.scheduler.kv_events import cached, events_of, makes_events
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
@@ -505,7 +505,7 @@ class Started:
     def _chunks(self, batch: Any, rids: Sequence[str], begun: set[str]) -> tuple[Chunk, ...]:
         """What an extend computes, where the requests in `begun` have begun before."""
         is_looked_up = self._setup.radix and not self._setup.window and not begun.issuperset(rids)
-        nodes = _nodes(self._booted.tree_cache) if is_looked_up else None
+        nodes = _nodes(self._booted.radix_tree) if is_looked_up else None
         held = [
             -1 if nodes is None or rid in begun else held_of(nodes, request.origin_input_ids)
             for rid, request in zip(rids, batch.reqs, strict=True)
@@ -622,7 +622,7 @@ class Started:
             pools.window_total, pools.window_free, pools.window_cached = window.size, window.free, window.cached
         elif setup.page_size == 1:
             pools.free_slots = booted.allocator.free_pages.tolist()
-        pools.nodes = _nodes(booted.tree_cache) if setup.radix else []
+        pools.nodes = _nodes(booted.radix_tree) if setup.radix else []
         if pools.nodes is not None and window is not None:
             pools.window_nodes = list(_in_window(pools.nodes, booted.window_slots()))
         pools.free_row_numbers = list(booted.row_pool.free_slots)
@@ -680,18 +680,15 @@ def _matched(reason: Mapping[str, Any]) -> Matched:
 def _in_window(nodes: Iterable[TreeNode], window_slots: Sequence[int]) -> Iterator[TreeNode]:
     """What these nodes hold of the sliding window's pool, slot by slot."""
     for node in nodes:
-        for place, slot in enumerate(node.slots, len(node.tokens) - len(node.slots)):
+        for _place, slot, tokens in node.places():
             if window_slots[slot]:
-                yield TreeNode(node.tokens[: place + 1], (window_slots[slot],))
+                yield TreeNode(tokens, (window_slots[slot],))
 
 
 def _nodes(tree: Any) -> list[TreeNode] | None:
     """The nodes of a radix tree; None where the release has another one."""
-    while hasattr(tree, "inner"):
-        tree = tree.inner
-    try:
-        root = tree.root_node
-    except (AttributeError, NotImplementedError):  # a cache in Rust, or none
+    root = root_of(tree)
+    if root is None:
         return None
     found: list[TreeNode] = []
     stack: list[tuple[Any, tuple[int, ...]]] = [(child, ()) for child in root.children.values()]
