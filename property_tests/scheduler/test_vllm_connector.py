@@ -25,7 +25,7 @@ def made(*, is_told: bool = False, **draws: list[int]) -> tuple[Model, Outside]:
     """A model with a connector. `draws` are the choices of a label, whose blanks are underscores; then zeros."""
     outside, left = Outside(BLOCK), {label.replace("_", " "): iter(values) for label, values in draws.items()}
     outside.draws = lambda _count, label: next(left.get(label, iter(())), 0)
-    model = Model(8, BLOCK, 3, context=240, is_told=is_told, outside=outside)
+    model = Model(8, (BLOCK,), 3, context=240, is_told=is_told, outside=outside)
     model.prefixes.update(a=Prefixes(PROMPT), b=Prefixes(OTHER))
     return model, outside
 

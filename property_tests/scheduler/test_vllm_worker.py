@@ -57,17 +57,19 @@ def test_schedules_leave_nothing_behind_for_those_that_come_after_them_whatever_
 
 
 @pytest.mark.parametrize(
-    ("mutant", "signature"),
+    ("mutant", "signature", "schedules"),
     [
-        ("W03", "scheduler:S13:block-table"),
-        ("W05", "scheduler:I05:full:other-tokens"),
-        ("W15", "scheduler:S2:pinned-reuse"),
+        ("W03", "scheduler:S13:block-table", 1),
+        ("W05", "scheduler:I05:full:other-tokens", 1),
+        ("W15", "scheduler:S2:pinned-reuse", 5),
     ],
     ids=["blocks", "a-kernel", "a-race"],
 )
-def test_a_planted_defect_is_found(vllm_release: str, tmp_path: Path, mutant: str, signature: str) -> None:
+def test_a_planted_defect_is_found(
+    vllm_release: str, tmp_path: Path, mutant: str, signature: str, schedules: int
+) -> None:
     out = tmp_path / "verdict.json"
-    options = ("--worker", "release", "--mutant", mutant, "--schedules", "1", "--no-shrink", "--json", out)
+    options = ("--worker", "release", "--mutant", mutant, "--schedules", str(schedules), "--no-shrink", "--json", out)
     ended = specsim("dev", "check", f"vllm=={vllm_release}", "--only", "scheduler", *options, "--out", tmp_path / "out")
     assert ended.returncode == 1, ended.stderr
     found = [finding["signature"] for finding in json.loads(out.read_text())["findings"]]

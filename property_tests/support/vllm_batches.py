@@ -52,7 +52,7 @@ def goes_on(
 
 
 def made(*, is_told: bool = False, right: int = 9) -> Model:
-    model = Model(8, BLOCK, 3, context=240, is_told=is_told)
+    model = Model(8, (BLOCK,), 3, context=240, is_told=is_told)
     model.right = lambda most: min(most, right)
     model.prefixes["a"] = Prefixes(PROMPT)
     return model

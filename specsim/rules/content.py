@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.verdict import Rule, Severity
-from specsim.world.kv import BatchInput, Disagreement, DraftRead
+from specsim.world.kv import UNWRITTEN, BatchInput, Disagreement, DraftRead, content_name
 from specsim.world.rule import Check, Run, Violation, first_of_each, notes
 from specsim.world.scheduler import WrongContent
 
@@ -101,7 +101,9 @@ class Agreement(Check):
 
 
 class DraftContent(Check):
-    """Where the release's own worker runs: the draft model reads its request's own tokens, hidden states and KV."""
+    """The draft model reads its request's own tokens, hidden states and KV: of SGLang where the release's own worker
+    runs, and of vLLM its KV by the model in the worker's place, without a connector.
+    """
 
     rule = Rule(
         "D1",
@@ -117,8 +119,15 @@ class DraftContent(Check):
                 note,
                 f"draft:{drafted.name}",
                 "",
-                f"{drafted.expected} at position {drafted.position}, of {drafted.rid}",
-                drafted.actual,
+                f"{_shown(drafted.expected)} at position {drafted.position}, of {drafted.rid}",
+                _shown(drafted.actual),
             )
             for drafted, note in run.noted(DraftRead)
         )
+
+
+def _shown(value: int) -> str:
+    """A token, a position or a count; and of KV the first digits of its hash, beyond all of these."""
+    if value == UNWRITTEN:
+        return "nothing"
+    return str(value) if abs(value) < 2**31 else content_name({}, value)

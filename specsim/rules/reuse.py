@@ -60,5 +60,5 @@ class Reuse(Check):
 
     def _whole_pages(self, positions: int) -> int:
         """Whole pages of so many positions, but for a page."""
-        page = self.setup.page_size
+        page = max(self.setup.pages)
         return (positions // page - 1) * page

@@ -53,7 +53,7 @@ def spare(setup: Setup, facts: Facts) -> int:
     """Slots that a running request may have beside those of its tokens: of the steps that it is ahead, of the next one,
     and of pages that it has begun, of which each branch of a tree has its own.
     """
-    page = setup.page_size
+    page = max(setup.pages)
     branch = -(-(page - 1 + setup.steps) // page) * page
     step = max(setup.draft_tokens, setup.topk * branch if setup.topk > 1 else 0)
     return (facts.ahead + 1) * step + (setup.topk + 1) * page
@@ -128,7 +128,7 @@ class Holding(Check):
             if has > claimed + need:
                 yield self.broken("slots", rid, f"{claimed + need} slots at most: {need} beyond its claim", str(has))
         for (rid, claimed, _has), has in zip(load.lengths, load.windows, strict=False):
-            most = need + self.setup.window + self.setup.page_size + claimed - self._handled(rid, claimed)
+            most = need + self.setup.window + max(self.setup.pages) + claimed - self._handled(rid, claimed)
             if has > most:
                 yield self.broken("window", rid, f"{most} slots of the window's layers at most", str(has))
 

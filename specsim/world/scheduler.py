@@ -44,7 +44,8 @@ class Setup:
     `rows`          of `req_to_token`: requests that run at once
     `chunk`         most tokens of a prefill
     `steps`         depth of the draft, and `draft_tokens` what a verification verifies
-    `window`        the sliding window of half of the layers, 0 for none
+    `window`        the sliding window of half of the layers, 0 for none; `window_page` are the tokens of a page of
+                    their KV, 0 for as many as of the others
     `reserve`       how much of the answers to come admission reserves, of 1; less leads to retractions
     `radix`         whether finished requests stay in the prefix cache
     `priorities`    whether requests have a priority
@@ -69,6 +70,8 @@ class Setup:
     `connector`     whether KV may come from outside the engine, and be handed on to there
     `hidden_states` whether requests may ask for hidden states, and here for logprobs of their prompts, too
     `kv_events`     whether what the prefix cache has is published, for routers
+    `lookahead_hashes`  whether the prefix cache tells apart blocks of the same tokens by the token behind, which a
+                    draft model reads, too; of an engine that can
     """
 
     page_size: int = 1
@@ -101,6 +104,13 @@ class Setup:
     watermark: float = 0.0
     hidden_states: bool = False
     kv_events: bool = False
+    window_page: int = 0
+    lookahead_hashes: bool = True
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """Tokens of a page of each kind of layers."""
+        return (self.page_size, self.window_page or self.page_size) if self.window else (self.page_size,)
 
     @property
     def settings(self) -> dict[str, Any]:

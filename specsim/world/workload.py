@@ -55,6 +55,8 @@ FEATURES = {
 """A schedule in so many has it."""
 CROSSED = "crossed prefixes"
 """Beside shared ones: a prompt goes on as another one does from there, whose beginning it does not have."""
+SYSTEM = "system prompts"
+"""In a quarter of schedules prompts begin with one that all have, if they do not begin as another one does."""
 BIASED = "biases"
 """Beside penalties: requests may have a logit bias, which a fake worker has seldom."""
 RANKS = 3
@@ -153,9 +155,12 @@ def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) 
     requests = each(chooser, 1, REQUESTS_MAX, "requests")
     sessions = each(chooser, 0, SESSIONS_MAX, "sessions") if setup.sessions else ()
     spread = pick(chooser, ARRIVALS, "arrivals") if "bursts" not in features else 4
+    system: tuple[int, ...] = ()
+    if SYSTEM in facts.features and chooser.choose(4, "has a system prompt") == 1:
+        system = prompt_of(99, between(chooser, 1, PROMPT_MAX, "system prompt"))
     turns: list[Turn] = []
     for number in requests:
-        turns.append(_request(chooser, setup, facts, decode, features, turns, number, spread))
+        turns.append(_request(chooser, setup, facts, decode, features, turns, number, spread, system))
     for number in sessions:
         turns += _session(chooser, setup, facts, decode, features, f"s{number}", spread)
     flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
@@ -194,6 +199,7 @@ def _request(
     before: list[Turn],
     number: int,
     spread: int,
+    system: tuple[int, ...],
 ) -> Turn:
     room = setup.slots if facts.fits else setup.slots - setup.slots // 8 - 2 * setup.draft_tokens - setup.page_size
     limit = min(setup.context or facts.context, room)
@@ -203,6 +209,8 @@ def _request(
         if CROSSED in facts.features and chooser.choose(3, "crosses") == 1:
             page = setup.page_size * between(chooser, 1, 2, "crosses after pages")
             prompt = prompt[:page] + pick(chooser, before, "crosses to").prompt[page:]
+    else:
+        prompt = system + prompt
     prompt = prompt[: limit - facts.answer_room]
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
     if setup.context and chooser.choose(2, "fills the context"):

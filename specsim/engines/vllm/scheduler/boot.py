@@ -153,7 +153,7 @@ class Booted:
             return ReleaseWorker(self.config, kv_cache, setup, self.device, self._answers, self.blocks, self.outside)
         return Model(
             blocks_of(setup),
-            setup.page_size,
+            setup.pages,
             setup.steps,
             context=self.context,
             is_told=not (is_v2 or setup.overlap),
@@ -200,10 +200,14 @@ class Booted:
     def _specs(self) -> list[Any]:
         """Of each group of layers."""
         kinds, setup = release_module("kv_cache_interface"), self.setup
-        sizes = {"block_size": setup.page_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-        specs = [kinds.FullAttentionSpec(**sizes)]
+        # Blocks of all groups have as many bytes.
+        sizes = [
+            {"block_size": page, "num_kv_heads": 1, "head_size": max(setup.pages) // page, "dtype": torch.float32}
+            for page in setup.pages
+        ]
+        specs = [kinds.FullAttentionSpec(**sizes[0])]
         if setup.window:
-            specs.append(kinds.SlidingWindowSpec(sliding_window=setup.window, **sizes))
+            specs.append(kinds.SlidingWindowSpec(sliding_window=setup.window, **sizes[1]))
         return specs
 
     def _kv_cache(self) -> Any:

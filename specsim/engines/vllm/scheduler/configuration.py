@@ -69,7 +69,7 @@ def configuration(
         max_num_new_slots_for_drafting=0,
         parallel_drafting=False,
         disable_eagle_block_drop=False,
-        disable_lookahead_block_hashes=False,
+        disable_lookahead_block_hashes=not setup.lookahead_hashes,
         rejection_sample_method="standard",
         enable_adaptive_verification=False,
         **{name: said(True) for name in ("use_eagle", "use_eagle_block_drop", "needs_eagle_block_drop")},

@@ -72,12 +72,15 @@ class Outside:
         self._has_come: list[Transfer] = []
         self._was_read: list[str] = []
         self._failed: list[int] = []
+        self.waited: set[str] = set()
+        """Requests that have waited for their KV to come."""
 
     def take(self, plan: TransferPlan) -> tuple[list[tuple[Transfer, int]], list[int]]:
         """A batch was launched with it. What is loaded in its step, each up to where it comes, and the blocks of what
         fails of that.
         """
         self._coming += plan.meanwhile
+        self.waited.update(one.rid for one in plan.meanwhile)
         self._read += plan.handed_on
         failed: list[int] = []
         ends = [self._end(one, failed) if self.fails_in_steps else one.end for one in plan.in_the_step]

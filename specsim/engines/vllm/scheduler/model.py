@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specsim.engines.vllm.scheduler.connector import Outside, Transfer, failing, load
 from specsim.engines.vllm.scheduler.grammars import allowed
 from specsim.engines.vllm.scheduler.pools import note_freed, note_revived, read, slots_of, write
 from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
-from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Disagreement, Ints, Kv, NoSlot, Reports
+from specsim.world.kv import REJECTED, UNWRITTEN, BadValue, Disagreement, DraftRead, Ints, Kv, NoSlot, Reports
 from specsim.world.ledger import Freed
 
 PAD = -1
@@ -75,17 +77,17 @@ _NO_MASKS = Masks((), 1 << 30)
 
 
 class Model:
-    """`context` are the tokens of the longest request. `is_told` says that it is told the drafts and how much is
-    computed, and that it tells its drafts, `is_v2` that it is the second model runner; `window` are the tokens that
-    some layers attend to, 0 where there are no such; `ring` are the steps after which a pipeline's first stage has what
-    was sampled, 0 where it has that at once. With an `outside` what is launched is run later, at the latest when
-    somebody asks what it says: KV from outside comes before or after it.
+    """`block_sizes` are the tokens of a block of each kind of layers, `context` those of the longest request. `is_told`
+    says that it is told the drafts and how much is computed, and that it tells its drafts, `is_v2` that it is the
+    second model runner; `window` are the tokens that some layers attend to, 0 where there are no such; `ring` are the
+    steps after which a pipeline's first stage has what was sampled, 0 where it has that at once. With an `outside` what
+    is launched is run later, at the latest when somebody asks what it says: KV from outside comes before or after it.
     """
 
     def __init__(
         self,
         blocks: int,
-        block_size: int,
+        block_sizes: Sequence[int],
         steps: int,
         *,
         context: int,
@@ -95,14 +97,19 @@ class Model:
         ring: int = 0,
         outside: Outside | None = None,
     ) -> None:
-        self.block_size, self.steps, self.is_told, self.window = block_size, steps, is_told, window
+        self.block_sizes, self.block_size = tuple(block_sizes), block_sizes[0]
+        self.steps, self.is_told, self.window = steps, is_told, window
         self.context, self.ring, self._step, self._has_grammars = context, ring, 0, False
         self._is_v2 = is_v2
         self.outside = outside
         self._queue: deque[tuple[bool, Callable[[], Any]]] = deque()
         """What is to run, and whether it is a launch."""
         self.reports = Reports()
-        self.kv = Kv(self.reports, blocks * block_size, blocks * block_size if window else 0)
+        self.kv = Kv(self.reports, *(blocks * size for size in self.block_sizes))
+        self._draft_kv = np.full(len(self.kv.full) if steps and outside is None else 0, UNWRITTEN, np.int64)
+        """The draft model's, by slot of the full pool: the hash of the tokens up to the one behind. What comes from
+        outside is not followed.
+        """
         self.prefixes: dict[str, Prefixes] = {}
         """By request what its user asked for, and what follows."""
         self._seats: dict[str, Seat] = {}
@@ -182,10 +189,10 @@ class Model:
 
     def freed(self, blocks: Sequence[int], by: Freed) -> None:
         """See `specsim.engines.vllm.scheduler.freed.Holder`."""
-        self._later(functools.partial(note_freed, self.kv, blocks, self.block_size, by))
+        self._later(functools.partial(note_freed, self.kv, blocks, self.block_sizes, by))
 
     def revived(self, blocks: Sequence[int]) -> None:
-        self._later(functools.partial(note_revived, self.kv, blocks, self.block_size))
+        self._later(functools.partial(note_revived, self.kv, blocks, self.block_sizes))
 
     def drafts(self, rids: Sequence[str]) -> list[list[int]]:
         """The drafts of these requests' next verifications, as the scheduler is told of them."""
@@ -265,7 +272,23 @@ class Model:
         if prefix != expected:
             self.kv.wrong(seat, phase, "input", known - 1, int(tables[0][known - 1]), expected, prefix)
         seat.computed = known
-        return self._sampled(seat, tables, drafts, prefix, masks) if known == len(seat.tokens) else []
+        said = self._sampled(seat, tables, drafts, prefix, masks) if known == len(seat.tokens) else []
+        if len(self._draft_kv):
+            self._read_drafted(seat, tables[0], start)
+        return said
+
+    def _read_drafted(self, seat: Seat, slots: Ints, start: int) -> None:
+        """The draft model reads its own KV of what was there before, and writes that of what was computed. That of a
+        position is of the token behind it, too, which is known: a token of the prompt, or what was said last.
+        """
+        end = seat.computed
+        wanted = seat.prefixes.first(end + 1)[1:]
+        found = self._draft_kv[slots[:start]]
+        wrong = np.flatnonzero(found != wanted[:start])
+        if len(wrong) and seat.is_read and not self.reports.has(seat.rid, "content"):  # what follows says no more
+            at = int(wrong[0])
+            self.reports.add_first(seat.rid, "drafter", DraftRead(seat.rid, "KV", at, int(wanted[at]), int(found[at])))
+        self._draft_kv[slots[start:end]] = wanted[start:end]
 
     def _write(self, seat: Seat, tables: Sequence[Ints], position: int, value: int) -> None:
         write(self.kv, seat, [int(slots[position]) for slots in tables], value)
@@ -316,7 +339,7 @@ class Model:
         if room < count:
             self.reports.add_first(seat.rid, "room", NoSlot(phase, seat.rid, room))
             return None
-        return [slots_of(blocks, count, self.block_size) for blocks in seat.blocks]
+        return [slots_of(blocks, count, size) for blocks, size in zip(seat.blocks, self.block_sizes, strict=True)]
 
     def _room(self, seat: Seat) -> int:
-        return min(map(len, seat.blocks)) * self.block_size
+        return min(len(blocks) * size for blocks, size in zip(seat.blocks, self.block_sizes, strict=True))

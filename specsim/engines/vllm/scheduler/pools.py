@@ -70,17 +70,21 @@ def write(kv: Kv, seat: KvRequest, slots: Sequence[int], value: int) -> None:
             kv.write_window(seat, window, value)
 
 
-def note_freed(kv: Kv, blocks: Sequence[int], block_size: int, by: Freed) -> None:
-    """In the ledgers of both pools."""
+def slots_in(block: int, block_size: int) -> range:
+    return range(block * block_size, (block + 1) * block_size)
+
+
+def note_freed(kv: Kv, blocks: Sequence[int], block_sizes: Sequence[int], by: Freed) -> None:
+    """In the ledgers of the pools, of which each has blocks of so many slots."""
     for block in blocks:
-        for ledger in (kv.ledger, kv.window_ledger):
-            ledger.freed(range(block * block_size, (block + 1) * block_size), by)
+        for ledger, size in zip((kv.ledger, kv.window_ledger), block_sizes, strict=False):
+            ledger.freed(slots_in(block, size), by)
 
 
-def note_revived(kv: Kv, blocks: Sequence[int], block_size: int) -> None:
+def note_revived(kv: Kv, blocks: Sequence[int], block_sizes: Sequence[int]) -> None:
     """What is in them is what was written there."""
+    pools = (kv.ledger, kv.full), (kv.window_ledger, kv.window)
     for block in blocks:
-        slots = range(block * block_size, (block + 1) * block_size)
-        kv.ledger.wrote(slots, kv.full[slots.start : slots.stop].tolist())
-        if kv.window.size:
-            kv.window_ledger.wrote(slots, kv.window[slots.start : slots.stop].tolist())
+        for (ledger, held), size in zip(pools, block_sizes, strict=False):
+            slots = slots_in(block, size)
+            ledger.wrote(slots, held[slots.start : slots.stop].tolist())

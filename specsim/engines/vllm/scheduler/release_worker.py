@@ -142,14 +142,12 @@ class ReleaseWorker:
     def freed(self, blocks: Sequence[int], by: Freed) -> None:
         """See `specsim.engines.vllm.scheduler.freed.Holder`: of what is launched from now on."""
         for stage in self.stages:
-            note = functools.partial(note_freed, stage.model.kv, blocks, self.setup.page_size, by)
+            note = functools.partial(note_freed, stage.model.kv, blocks, self.setup.pages, by)
             self.device.after(stage.stream, note)
 
     def revived(self, blocks: Sequence[int]) -> None:
         for stage in self.stages:
-            self.device.after(
-                stage.stream, functools.partial(note_revived, stage.model.kv, blocks, self.setup.page_size)
-            )
+            self.device.after(stage.stream, functools.partial(note_revived, stage.model.kv, blocks, self.setup.pages))
 
     # ---- what stages ask
 
@@ -363,7 +361,7 @@ class Stage:
         """What the runner unpacks of a backend of attention, by the names that it gives to that."""
         support = SimpleNamespace(min_cg_support=None, min_cg_attn_backend=None)
         support.narrow = said(support)
-        sizes = [self.worker.setup.page_size] * (2 if self.worker.setup.window else 1)
+        sizes = list(self.worker.setup.pages)
         known = {"attn_groups": [], "attn_backends": {}, "attn_cg_support": support, "kernel_block_sizes": sizes}
         source = inspect.getsource(self._modules["model_runner"].GPUModelRunner.initialize_kv_cache)
         for node in ast.walk(ast.parse(textwrap.dedent(source))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specsim.engines.vllm.scheduler.configuration import CONTEXT
 from specsim.engines.vllm.scheduler.runners import V2
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, Facts, Setup
-from specsim.world.workload import CROSSED
+from specsim.world.workload import CROSSED, SYSTEM
 
 PAUSES, GRAMMARS = "pauses", "grammars"
 FACTS = Facts(
@@ -14,6 +14,7 @@ FACTS = Facts(
             "aborts",
             "shared prefixes",
             CROSSED,
+            SYSTEM,
             "continued answers",
             "stop tokens",
             "bursts",
@@ -80,9 +81,11 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=96, watermark=0.1),
     Setup(page_size=4, slots=96, worker="release", connector=True),
     Setup(page_size=4, slots=96, overlap=False, worker="release", connector=True),
+    Setup(page_size=4, slots=240, window=8, window_page=8),
+    Setup(page_size=4, slots=96, lookahead_hashes=False),
 )
 
-_SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window", "worker", "model_runner"))
+_SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window", "window_page", "worker", "model_runner"))
 """Settings that memory, the model and the load decide, or that are ours; of the others a server has what it is told."""
 
 

@@ -17,6 +17,7 @@ from specsim.engines.importable import imported
 from specsim.engines.vllm.scheduler import release_model, release_worker
 from specsim.engines.vllm.scheduler.boot import REFUSED, Booted, load, release_module
 from specsim.engines.vllm.scheduler.kv_events import cached, event_of, name_of
+from specsim.engines.vllm.scheduler.pools import slots_in
 from specsim.engines.vllm.scheduler.runners import runner_of
 from specsim.engines.vllm.scheduler.setups import FACTS, PAUSES, SETUPS, reach_of
 from specsim.errors import UsageError
@@ -258,19 +259,23 @@ class Started(OwnScheduler):
             self.seen.ran.update(probes.lines())
 
     def _note_launch(self, batch: Any) -> None:
-        """A batch may have parts of prompts beside verifications."""
+        """A batch may have parts of prompts beside verifications. Who has waited for KV from outside begins where the
+        prefix cache ended before that.
+        """
+        outside = self._booted.outside
         requests, counts = self._booted.scheduler.requests, batch.num_scheduled_tokens
         kinds: dict[str, list[str]] = {}
         for rid in counts:
             kind = "decode" if requests[rid].output_token_ids else "extend"
             kinds.setdefault(kind, []).append(rid)
         starts = {new.req_id: int(new.num_computed_tokens) for new in batch.scheduled_new_reqs}
-        nodes, windows = (self._nodes(), self._window_nodes()) if starts else ([], [])
+        looked_up = starts.keys() - outside.waited if outside is not None else starts.keys()
+        nodes, windows = self._nodes() if starts else ([], [])
         for kind, rids in kinds.items():
             chunks = []
             for rid in rids if kind == "extend" else ():
                 start = starts.get(rid, requests[rid].num_computed_tokens - counts[rid])
-                held = self._held(nodes, windows, requests[rid].prompt_token_ids, start) if rid in starts else -1
+                held = self._held(nodes, windows, requests[rid].prompt_token_ids, start) if rid in looked_up else -1
                 chunks.append(Chunk(start, counts[rid], held))
             self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids), tuple(chunks)))
 
@@ -282,7 +287,7 @@ class Started(OwnScheduler):
         if not window:
             return held
         own = TreeNode(tuple(prompt[:start]), (0,) * min(start, window - 1))
-        return held_in_window([*windows, own], prompt, held, window + 2 * self._setup.page_size)
+        return held_in_window([*windows, own], prompt, held, window + 2 * max(self._setup.pages))
 
     # ---- the state
 
@@ -293,7 +298,7 @@ class Started(OwnScheduler):
     def load(self) -> Load:
         scheduler, page = self._booted.scheduler, self._setup.page_size
         running = list(scheduler.running)
-        has = [self._blocks_of(request) * page for request in running]
+        has = [self._room_of(request) for request in running]
         claims = [request.num_computed_tokens for request in running]
         return Load(
             waiting=tuple((one.request_id, self._longest(one)) for one in scheduler.waiting if not _is_loading(one)),
@@ -303,13 +308,13 @@ class Started(OwnScheduler):
             lengths=tuple((r.request_id, claim, slots) for r, claim, slots in zip(running, claims, has, strict=True)),
             row_width=-(-scheduler.max_model_len // page) * page,
             chunked=any(claim < r.num_prompt_tokens for r, claim in zip(running, claims, strict=True)),
-            windows=tuple(self._in_windows(request) * page for request in running) if self._setup.window else (),
+            windows=tuple(map(self._in_windows, running)) if self._setup.window else (),
         )
 
     def _in_windows(self, request: Any) -> int:
-        """Blocks of its layers with a sliding window; behind that are null blocks."""
+        """Slots of its layers with a sliding window; behind that are null blocks."""
         _full, windows = self._booted.blocks(request.request_id)
-        return sum(block != NULL_BLOCK for block in windows)
+        return sum(block != NULL_BLOCK for block in windows) * self._setup.pages[WINDOW_GROUP]
 
     def _longest(self, request: Any) -> int:
         return min(int(request.num_prompt_tokens + request.max_tokens), self._booted.context)
@@ -318,9 +323,10 @@ class Started(OwnScheduler):
     def _pool(self) -> Any:
         return self._booted.scheduler.kv_cache_manager.block_pool
 
-    def _blocks_of(self, request: Any) -> int:
-        """Of each group of layers."""
-        return min(map(len, self._booted.blocks(request.request_id)))
+    def _room_of(self, request: Any) -> int:
+        """Positions for which it has slots of each group of layers."""
+        groups = zip(self._booted.blocks(request.request_id), self._setup.pages, strict=True)
+        return min(len(blocks) * page for blocks, page in groups)
 
     def requests(self) -> Iterator[RequestState]:
         refused = {sent.request_id for _at, sent in self._booted.sent if str(sent.finish_reason).lower() == REFUSED}
@@ -368,9 +374,9 @@ class Started(OwnScheduler):
             len(cached) * page,
             setup.rows,
             setup.rows - len(self._booted.scheduler.running),
-            free_slots=[slot for block in empty for slot in self._slots_of(block)],
+            free_slots=[slot for block in empty for slot in slots_in(block.block_id, page)],
         )
-        pools.nodes, pools.window_nodes = self._nodes(), self._window_nodes()
+        pools.nodes, pools.window_nodes = self._nodes()
         pools.writers = self._booted.model.kv.writers
         if self._booted.publishes:
             pools.blocks = self._cached_blocks()
@@ -387,30 +393,29 @@ class Started(OwnScheduler):
                 found[name_of(block_hash)] = tokens[: end * page], tokens[end * page : end * page + ahead]
         return [CachedBlock(block, *found[block.hash]) for block in cached(self._pool) if block.hash in found]
 
-    def _window_nodes(self) -> list[TreeNode]:
-        return self._nodes(WINDOW_GROUP) if self._setup.window else []
+    def _nodes(self) -> tuple[list[TreeNode], list[TreeNode]]:
+        """The blocks in the prefix cache that nobody uses, of all layers but those with a window, and of these."""
+        known, pages = self._tokens_by_hash(), self._setup.pages
+        found: tuple[list[TreeNode], list[TreeNode]] = [], []
+        for block in self._pool.free_block_queue.get_all_free_blocks():
+            if block.block_hash in known:
+                group, tokens = known[block.block_hash]
+                found[group].append(TreeNode(tokens, tuple(slots_in(block.block_id, pages[group]))))
+        return found
 
-    def _nodes(self, group: int = 0) -> list[TreeNode]:
-        """The blocks in the prefix cache that nobody uses, of a group of layers."""
-        tokens = self._tokens_by_hash(group)
-        return [
-            TreeNode(tokens[key], tuple(self._slots_of(block)))
-            for block in self._pool.free_block_queue.get_all_free_blocks()
-            if (key := block.block_hash) in tokens
-        ]
-
-    def _slots_of(self, block: Any) -> range:
-        page = self._setup.page_size
-        return range(block.block_id * page, (block.block_id + 1) * page)
-
-    def _tokens_by_hash(self, group: int) -> dict[Any, tuple[int, ...]]:
-        """The tokens up to the end of each block that any request had, by the block's hash."""
-        page, found = self._setup.page_size, {}
-        of_group = release_module("core.kv_cache_utils").make_block_hash_with_group_id
+    def _tokens_by_hash(self) -> dict[Any, tuple[int, tuple[int, ...]]]:
+        """By the hash of each block that any request had its group of layers, and the tokens up to its end."""
+        hashed, found = self._setup.page_size, {}
+        hashing = release_module("core.kv_cache_utils")
+        of_group = hashing.make_block_hash_with_group_id
         for request in self._booted.requests.values():
             tokens = tuple(request.all_token_ids)
-            for number, block_hash in enumerate(request.block_hashes, 1):
-                found[of_group(block_hash, group)] = tokens[: number * page]
+            for group, page in enumerate(self._setup.pages):
+                hashes = request.block_hashes
+                if page != hashed:
+                    hashes = hashing.BlockHashListWithBlockSize(hashes, hashed, page)
+                for number, block_hash in enumerate(hashes, 1):
+                    found[of_group(block_hash, group)] = group, tokens[: number * page]
         return found
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
