@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 from specsim.engines.sglang.scheduler.setups import FACTS
-from specsim.rules.waiting import Holding, Retraction, spare
-from specsim.world.scheduler import Load, Setup
+from specsim.rules.waiting import GivingWay, Holding, Retraction, spare
+from specsim.world.rule import Run
+from specsim.world.scheduler import Load, Setup, Turn
 from specsim.world.users import Moment
+from specsim.world.workload import Workload
 
 
 def retracted(before: Load, load: Load, *, setup: Setup, was_disturbed: bool = False) -> list[str]:
@@ -49,3 +55,28 @@ def test_a_request_has_slots_of_a_window_for_the_steps_under_way_and_the_window_
     waits = [first] * 3
     assert holds([*begins, *waits, then], setup) == [False] * (steps + 3)  # nothing of it is launched meanwhile
     assert holds([*begins, first, (100, 100 + most)], setup) == [False] * (steps + 1)  # it was retracted
+
+
+def gives_way(
+    rid: str, *, setup: Setup | None = None, is_disturbed: bool = False, in_order: bool = True, priorities: str = "aabb"
+) -> list[str]:
+    """What is wrong where one of "k", "l" and "m" has to wait, as "n" does; of priorities "b" is higher."""
+    facts = replace(FACTS, in_order=in_order, priorities=tuple(range(2)))
+    ranks = zip("klmn", map("ab".index, priorities), strict=True)
+    turns = tuple(Turn(each, (1, 2), 4, at=0, priority=rank) for each, rank in ranks)
+    ran = tuple((each, 9, 12) for each in "klm")
+    load = Load(((rid, 40),), 0, 0, 4, tuple(each for each in ran if each[0] != rid), 99)
+    rule = GivingWay(setup or Setup(priorities=True), facts)
+    assert list(rule.while_running(Moment(4, Load((), 0, 0, 4, ran, 99), 0, False))) == []
+    assert list(rule.while_running(Moment(5, load, 0, is_disturbed))) == []
+    users: Any = SimpleNamespace(workload=Workload(turns))
+    return [f"{one.part} {one.who} {one.when}" for one in rule.after(Run(SimpleNamespace(), users))]
+
+
+def test_the_least_urgent_one_gives_way() -> None:
+    assert gives_way("m") == ["urgent m 5"]
+    assert gives_way("k") == gives_way("l") == []
+    assert gives_way("m", priorities="bbba") == []  # one that waits is no one who could
+    assert gives_way("m", setup=Setup()) == []
+    assert gives_way("m", is_disturbed=True) == []
+    assert gives_way("m", in_order=False) == []

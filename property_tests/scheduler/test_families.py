@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specsim.engines.sglang.scheduler import families, states, target
+from specsim.engines.sglang.scheduler.boot import Booted
 
 
 def test_penalizers_are_in_the_order_of_their_names_whatever_the_set_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +48,9 @@ def _of_pools(tokens: list[int], slots: list[int] | None, children: Any) -> Any:
 def test_the_slots_of_a_radix_tree_are_read_whether_or_not_its_nodes_have_a_value_for_each_pool(
     node: Callable[..., Any],
 ) -> None:
-    tree = _tree(node)
+    booted = Booted.__new__(Booted)
+    booted.scheduler = SimpleNamespace(tree_cache=SimpleNamespace(inner=_tree(node)))
+    tree = booted.radix_tree
     nodes = target._nodes(tree)
     assert nodes is not None
     assert sorted((one.tokens, one.slots) for one in nodes) == [((1, 2), ()), ((1, 2), (5, 6)), ((1, 2, 3), (7,))]

@@ -207,6 +207,18 @@ def test_each_planted_defect_is_of_the_newest_release(vllm_release: str, wheel_c
             marks=pytest.mark.slow,
         ),
         (f"{SCHEDULE}:negate:use_v2_model_runner:0", "scheduler:S13:prefill-tokens", 10),
+        (
+            f"{SCHEDULE}:wrong-field:prev_step_scheduled_req_ids>reset_preempted_req_ids:0",
+            "scheduler:S13:tokens",
+            20,
+        ),
+        ("vllm.v1.core.sched.scheduler:Scheduler._preempt_request:negate:spec_token_ids:0", "scheduler:S19:made", 10),
+        (
+            "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids:negate:is_prefill_chunk:0",
+            "scheduler:S19:drafts",
+            10,
+        ),
+        pytest.param(f"{SCHEDULE}:shift-comparison:policy:0", "scheduler:S20:urgent", 120, marks=pytest.mark.slow),
         pytest.param(f"{SCHEDULE}:drop-call:clear:1", "scheduler:S13:told-twice", 10, marks=pytest.mark.slow),
         pytest.param(
             f"{SCHEDULE}:negate:num_external_computed_tokens:1",
@@ -355,6 +367,18 @@ def test_a_request_that_is_resumed_has_the_blocks_and_the_tokens_that_it_is_told
     cached = goes_on([6, 7, 4], resumed=True, tokens=[*PROMPT, SAID[0]])
     assert model.launch(batch({"a": 7}, cached=cached))() == {"a": SAID[1:2]}
     assert model.reports.records == []
+
+
+def test_the_first_model_runner_is_told_the_tokens_of_a_request_that_was_not_in_the_batch_before() -> None:
+    model = made()
+    model.launch(batch({"a": 6}, new=[arrives([5, 2, 3])]))
+    model.launch(batch({"a": 1}, cached=goes_on([], tokens=None)))
+    model.launch(batch({}))
+    model.launch(batch({"a": 1}, cached=goes_on([])))
+    assert model.reports.records == []
+    model.launch(batch({}))
+    model.launch(batch({"a": 1}, cached=goes_on([], tokens=None)))
+    assert [record.what for record in model.reports.records] == ["tokens"]
 
 
 def test_a_pipelines_first_stage_takes_the_tokens_that_it_is_told() -> None:

@@ -37,9 +37,9 @@ def arrives(blocks: list[int], computed: int = 0, tokens: list[int] | None = Non
 
 
 def goes_on(
-    blocks: list[int], computed: int = 0, *, resumed: bool = False, tokens: Any = None, told: Any = None
+    blocks: list[int], computed: int = 0, *, resumed: bool = False, tokens: Any = PROMPT, told: Any = None
 ) -> Any:
-    """Of a request whose outputs are all that were said."""
+    """Of a request whose outputs are all that were said. It is told `tokens`, unless they are None."""
     return SimpleNamespace(
         req_ids=["a"],
         resumed_req_ids={"a"} if resumed else set(),

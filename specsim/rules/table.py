@@ -17,6 +17,7 @@ from specsim.rules import (
     sampling,
     sessions,
     slots,
+    steps,
     waiting,
 )
 from specsim.rules.answers import LogprobRows, VisibleOutputs
@@ -63,7 +64,7 @@ def _of(module: ModuleType) -> Iterator[type[Check]]:
             yield each
 
 
-_MODULES = (answers, content, counters, device, process, requests, reuse, sampling, sessions, slots, waiting)
+_MODULES = (answers, content, counters, device, process, requests, reuse, sampling, sessions, slots, steps, waiting)
 _LAST: tuple[type[Check], ...] = (QueueTime, AcceptedDrafts, PenaltiesAfterRetraction, CacheEvents)
 """None of these hides another: what is counted and told makes nothing wrong, and tokens that lost penalties make wrong
 have a finding of their own.

@@ -100,6 +100,55 @@ class Retraction(Check):
                 yield self.broken("room", rid, "to go on", actual)
 
 
+def _in_turn() -> Callable[[Load], Load]:
+    """One of those that run waits, each time another one, and there is no room."""
+    times = iter(range(1_000_000))
+
+    def waits(load: Load) -> Load:
+        if not load.lengths:
+            return load
+        at = next(times) % len(load.lengths)
+        others = (*load.lengths[:at], *load.lengths[at + 1 :])
+        return replace(load, waiting=((load.lengths[at][0], 1),), lengths=others, free=0)
+
+    return waits
+
+
+class GivingWay(Check):
+    """Where a running request has to wait again, it is one of the least urgent ones. What a pause or a reset of the
+    cache takes is not looked at, nor an engine that does not start requests in their order.
+    """
+
+    rule = Rule("S20", "giving-way", "of those that run the least urgent one gives way", Severity.WRONG_RESULT)
+    reads_past = True
+    defects = (Lie("lets anybody give way", "load", _in_turn()),)
+
+    def __init__(self, setup: Setup, facts: Facts) -> None:
+        super().__init__(setup, facts)
+        self._ran: tuple[str, ...] = ()
+        self._gave_way: list[tuple[int, str, tuple[str, ...]]] = []
+        """In which iteration who did, and who went on."""
+
+    def while_running(self, moment: Moment) -> Iterator[Violation]:
+        ran, load = self._ran, moment.load
+        self._ran = tuple(rid for rid, *_ in load.lengths)
+        if self.setup.priorities and self.facts.in_order and not moment.is_disturbed:
+            waiting = {rid for rid, _length in load.waiting}
+            went_on = tuple(rid for rid in ran if rid in self._ran)
+            self._gave_way += [(moment.iteration, rid, went_on) for rid in ran if rid in waiting]
+        return iter(())
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        rank = self.facts.priorities.index
+        urgency = {turn.rid: rank(turn.priority) for turn in run.users.workload.turns if self._gave_way}
+        for iteration, rid, went_on in self._gave_way:
+            least = min(went_on, key=urgency.__getitem__, default=rid)
+            if urgency[least] < urgency[rid]:
+                actual = f"{rid} waits, of a higher one"
+                yield self.broken("urgent", rid, f"{least} waits, of a lower priority", actual, when=iteration)
+                return
+
+
 def _much_more(load: Load) -> Load:
     return replace(load, lengths=tuple((rid, claimed, claimed + 40) for rid, claimed, _has in load.lengths))
 

@@ -514,24 +514,27 @@ class Step(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What an extend computes of a request: so many `tokens` from position `start` on. Of one that begins `held` is
-    how much of its prompt is in the prefix cache then; -1 of one that has begun, and where nothing says.
+    """What a launch computes of a request: so many `tokens` from position `start` on, of which the last `drafts` are
+    drafts; -1 of a part of a prefill, and where nothing says. Of one that begins `held` is how much of its prompt is in
+    the prefix cache then; -1 of one that has begun, and where nothing says.
     """
 
     start: int
     tokens: int
     held: int = -1
+    drafts: int = -1
 
 
 class Launch(NamedTuple):
-    """A launch of a batch in an iteration: its kind, "extend" or "decode", and its requests. Of an extend `chunks` has
-    one for each, where anything says them.
+    """A launch of a batch in an iteration: its kind, "extend" or "decode", and its requests. `chunks` has one for each,
+    where anything says them; `makes_none` says that nothing is drafted behind it.
     """
 
     iteration: int
     kind: str
     rids: tuple[str, ...]
     chunks: tuple[Chunk, ...] = ()
+    makes_none: bool = False
 
     @property
     def line(self) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -101,6 +101,8 @@ class Model:
         self.steps, self.is_told, self.window = steps, is_told, window
         self.context, self.ring, self._step, self._has_grammars = context, ring, 0, False
         self._is_v2 = is_v2
+        self._last: Collection[str] = ()
+        """The requests of the batch before."""
         self.outside = outside
         self._queue: deque[tuple[bool, Callable[[], Any]]] = deque()
         """What is to run, and whether it is a launch."""
@@ -231,6 +233,9 @@ class Model:
             self._seats[new.req_id] = seat
         for at, rid in enumerate(cached.req_ids):
             seat, is_resumed = self._seats[rid], rid in cached.resumed_req_ids
+            needs_tokens = not (self._is_v2 or self.is_told or rid in self._last) and cached.num_output_tokens[at] > 0
+            if needs_tokens and rid not in cached.all_token_ids:
+                self._differs("tokens", rid, "told, of one that was not in the batch before", "not told")
             nothing: list[list[int]] = [[] for _ in seat.blocks]
             added, had = cached.new_block_ids[at] or nothing, nothing if is_resumed else seat.blocks
             seat.blocks = [[*blocks, *more] for blocks, more in zip(had, added, strict=True)]
@@ -246,6 +251,7 @@ class Model:
                 told = cached.new_token_ids[at]
                 missing = seat.computed + len(told) - len(seat.tokens)
                 seat.tokens += told[len(told) - missing :] if missing > 0 else ()
+        self._last = batch.num_scheduled_tokens
 
     def _differs(self, what: str, rid: str, expected: str, actual: str) -> None:
         self.reports.add_first(rid, what, Disagreement(what, rid, expected, actual))

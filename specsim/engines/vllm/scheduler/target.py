@@ -161,6 +161,8 @@ class Started(OwnScheduler):
         """By request what its user was sent, of the first `_taken` outputs."""
         self._taken = 0
         self._answers: dict[str, Answer] = {}
+        self._prefills: dict[str, int] = {}
+        """By request how many tokens it had when it began, or began anew."""
         self._counts: list[tuple[int, int]] = []
         """Of records and of what the device found, at the start of each iteration."""
         self._blame = Blame(
@@ -269,15 +271,20 @@ class Started(OwnScheduler):
             kind = "decode" if requests[rid].output_token_ids else "extend"
             kinds.setdefault(kind, []).append(rid)
         starts = {new.req_id: int(new.num_computed_tokens) for new in batch.scheduled_new_reqs}
+        for rid in (*starts, *batch.scheduled_cached_reqs.resumed_req_ids):
+            self._prefills[rid] = int(requests[rid].num_tokens)
         looked_up = starts.keys() - outside.waited if outside is not None else starts.keys()
         nodes, windows = self._nodes() if starts else ([], [])
+        drafts, makes_none = batch.scheduled_spec_decode_tokens, bool(getattr(batch, "skip_drafts", False))
         for kind, rids in kinds.items():
             chunks = []
-            for rid in rids if kind == "extend" else ():
+            for rid in rids:
                 start = starts.get(rid, requests[rid].num_computed_tokens - counts[rid])
-                held = self._held(nodes, windows, requests[rid].prompt_token_ids, start) if rid in looked_up else -1
-                chunks.append(Chunk(start, counts[rid], held))
-            self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids), tuple(chunks)))
+                is_new = kind == "extend" and rid in looked_up
+                held = self._held(nodes, windows, requests[rid].prompt_token_ids, start) if is_new else -1
+                verifies = rid in drafts or start >= self._prefills[rid]
+                chunks.append(Chunk(start, counts[rid], held, len(drafts.get(rid, ())) if verifies else -1))
+            self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids), tuple(chunks), makes_none))
 
     def _held(self, nodes: list[TreeNode], windows: list[TreeNode], prompt: Sequence[int], start: int) -> int:
         """How much of a prompt that begins at `start` is in the prefix cache. Of layers with a sliding window a hit may
