@@ -223,7 +223,7 @@ def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], Sou
 def test_the_page_has_each_score_as_it_was_measured(file: Path) -> None:
     score, page = json.loads(file.read_bytes()), (ROOT / "docs/score.md").read_text()
     hunted = msgspec.convert(score["mutants"], list[ScoredMutant])
-    assert len(hunted) == score["drawn"] == 300
+    assert len(hunted) == score["drawn"]
     assert f"`{file.relative_to(ROOT)}`" in page
     for kind, mutants, found, _ended, _left, _equivalent, of_quiet in totals(hunted, score["equivalent"]):
         assert f"| {kind} | {mutants} | {found} | {of_quiet} |" in page
