@@ -84,14 +84,14 @@ def _with_slots(op: Op) -> Op:
         tensors = {**case.tensors, "req_pool_indices": rows, "req_to_token": table}
         return Case({**case.sizes, "pool_rows": bs + 1, "pool_len": pool_len}, tensors)
 
-    def defined(case: Case, expected: Tensors) -> Tensors:
+    def compared(case: Case, expected: Tensors) -> Tensors:
         slots = torch.ones_like(expected["out_cache_loc"], dtype=torch.bool)
-        return {**op.defined(case, {name: expected[name] for name in outputs}), "out_cache_loc": slots}
+        return {**op.compared(case, {name: expected[name] for name in outputs}), "out_cache_loc": slots}
 
     name = f"{op.name}_and_cache_locs"
     args = (*op.args, *SLOTS)
     cases = Cases(op.cases.draw_shape, make)
-    return replace(op, name=name, family="fused", args=args, reference=made, cases=cases, defined=defined)
+    return replace(op, name=name, family="fused", args=args, reference=made, cases=cases, compared=compared)
 
 
 def _move_kv_of_buffers(buffers: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:

@@ -155,16 +155,9 @@ def _all_defined(_case: Case, expected: Tensors) -> Tensors:
     return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
 
 
-def _but(
-    tokens: Callable[[Case, Tensors], Tensors], defined: Callable[[Case, Tensors], Tensors]
-) -> Callable[[Case, Tensors], Tensors]:
-    """What is defined, but for what may be any token."""
-
-    def but(case: Case, expected: Tensors) -> Tensors:
-        some = tokens(case, expected)
-        return {name: mask & ~some[name] if name in some else mask for name, mask in defined(case, expected).items()}
-
-    return but
+def _but(tokens: Tensors, compared: Tensors) -> Tensors:
+    """What is compared, but for what may be any token."""
+    return {name: mask & ~tokens[name] if name in tokens else mask for name, mask in compared.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +167,9 @@ class Op:
     `args`       the arguments, outputs included, in the order of a kernel's parameters
     `reference`  the batched PyTorch implementation, whose results are the expected ones
     `cases`      its valid cases
-    `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared, nor is
-                 what `tokens` names
+    `compared`   which elements of each output are defined, as boolean tensors; the rest is never compared
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
-    `tokens`     which elements may be any token of the vocabulary, and have to be one: a caller looks them up; likewise
+    `tokens`     which of these may be any token of the vocabulary, and have to be one: a caller looks them up; likewise
     `aliasing`   which arguments may share memory
     `source`     the paper section or pull request that defines the operation
     `sizes`      what sizes must be that follow from others: an expression of their names, by name
@@ -190,7 +182,7 @@ class Op:
     reference: Implementation
     cases: Cases
     source: str
-    defined: Callable[[Case, Tensors], Tensors] = _all_defined
+    compared: Callable[[Case, Tensors], Tensors] = _all_defined
     tolerance: Mapping[str, float] = field(default_factory=dict)
     tokens: Callable[[Case, Tensors], Tensors] = _no_tokens
     aliasing: str = "no two arguments share memory"
@@ -244,11 +236,16 @@ class Op:
                 tensors[arg.name] = arg.check(result, sizes)
         return {arg.name: tensors[arg.name] for arg in self.outputs}
 
+    def defined(self, case: Case, expected: Tensors) -> Tensors:
+        """Which elements of each output have one value, as booleans."""
+        return _but(self.tokens(case, expected), self.compared(case, expected))
+
     def wrong(self, case: Case, expected: Tensors, results: Tensors) -> Tensors:
         """Where each output is wrong, as booleans: where it is defined and another one, or has to be a token and is
         none.
         """
-        defined, tokens = self.defined(case, expected), self.tokens(case, expected)
+        tokens = self.tokens(case, expected)
+        defined = _but(tokens, self.compared(case, expected))
         found = {}
         for name, actual in results.items():
             tolerance = self.tolerance.get(name, 0.0)
@@ -276,7 +273,7 @@ def operation(
     cases: Cases,
     *,
     name: str = "",
-    defined: Callable[[Case, Tensors], Tensors] = _all_defined,
+    compared: Callable[[Case, Tensors], Tensors] = _all_defined,
     tolerance: Mapping[str, float] | None = None,
     tokens: Callable[[Case, Tensors], Tensors] = _no_tokens,
 ) -> Op:
@@ -293,7 +290,7 @@ def operation(
         reference=reference,
         cases=cases,
         source=_sentence(source[1]) if source else "",
-        defined=defined if tokens is _no_tokens else _but(tokens, defined),
+        compared=compared,
         tolerance=tolerance or {},
         tokens=tokens,
         sizes=contract.sizes,

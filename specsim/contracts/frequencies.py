@@ -114,14 +114,14 @@ OPS: tuple[Op, ...] = (
         token_frequencies,
         "frequencies",
         Cases(_draw_token_shape, _make_token_frequencies, draw_single=_draw_single),
-        defined=_defined,
+        compared=_defined,
         tolerance=_TOLERANCE,
     ),
     operation(
         chain_frequencies,
         "frequencies",
         Cases(_draw_chain_shape, _make_chain_frequencies, draw_single=_draw_single),
-        defined=_defined,
+        compared=_defined,
         tolerance=_TOLERANCE,
     ),
 )

@@ -259,7 +259,7 @@ OPS: tuple[Op, ...] = (
         generate_draft_decode_kv_indices,
         "kv",
         Cases(batches.draw_paged_shape, _make_draft_decode_kv_indices),
-        defined=_defined_kv_indices,
+        compared=_defined_kv_indices,
     ),
     operation(draft_cache_locs_paged, "kv", Cases(batches.draw_paged_shape, _make_draft_cache_locs_paged)),
     operation(align_evict_mask_to_page_size, "kv", Cases(batches.draw_paged_shape, _make_align_evict_mask)),
@@ -267,10 +267,10 @@ OPS: tuple[Op, ...] = (
         fill_accept_out_cache_loc,
         "kv",
         Cases(batches.draw_shape, _make_fill_accept_out_cache_loc),
-        defined=_defined_accept_slots,
+        compared=_defined_accept_slots,
     ),
     operation(
-        compact_accepted_path, "kv", Cases(_draw_compaction_shape, _make_compact_accepted_path), defined=_defined_path
+        compact_accepted_path, "kv", Cases(_draw_compaction_shape, _make_compact_accepted_path), compared=_defined_path
     ),
     operation(move_kv, "kv", Cases(_draw_move_shape, _make_move_kv)),
 )

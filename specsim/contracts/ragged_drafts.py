@@ -361,5 +361,5 @@ OPS: tuple[Op, ...] = (
     operation(prepare_inputs_padded, "ragged_drafts", _inputs),
     operation(prepare_next_token_padded, "ragged_drafts", _next_token),
     operation(step_slot_mapping, "ragged_drafts", _step),
-    operation(expand_draft_inputs, "ragged_drafts", _draft_inputs, defined=_defined_inputs),
+    operation(expand_draft_inputs, "ragged_drafts", _draft_inputs, compared=_defined_inputs),
 )

@@ -91,7 +91,7 @@ def defined_by_verification(_case: Case, expected: Tensors) -> Tensors:
 
 OPS: tuple[Op, ...] = (
     operation(
-        verify_tree_greedy, "verify", Cases(_draw_shape, _make_verify_tree_greedy), defined=defined_by_verification
+        verify_tree_greedy, "verify", Cases(_draw_shape, _make_verify_tree_greedy), compared=defined_by_verification
     ),
     operation(fill_bonus_tokens, "verify", Cases(batches.draw_shape, _make_fill_bonus_tokens)),
 )

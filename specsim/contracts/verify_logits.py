@@ -72,4 +72,4 @@ def _defined(_case: Case, expected: Tensors) -> Tensors:
     return defined
 
 
-OPS: tuple[Op, ...] = (operation(verify_logits_greedy, "verify_logits", Cases(_draw_shape, _make), defined=_defined),)
+OPS: tuple[Op, ...] = (operation(verify_logits_greedy, "verify_logits", Cases(_draw_shape, _make), compared=_defined),)

@@ -228,5 +228,5 @@ def _outcome(tensors: Tensors, laws: Tensor, placed: tuple[Tensor, Tensor], by: 
 
 
 OPS: tuple[Op, ...] = (
-    operation(verify_logits_sampled, "verify_logits", Cases(_draw_shape, _make), defined=_GREEDY.defined),
+    operation(verify_logits_sampled, "verify_logits", Cases(_draw_shape, _make), compared=_GREEDY.compared),
 )

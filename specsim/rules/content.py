@@ -119,15 +119,15 @@ class DraftContent(Check):
                 note,
                 f"draft:{drafted.name}",
                 "",
-                f"{_shown(drafted.expected)} at position {drafted.position}, of {drafted.rid}",
-                _shown(drafted.actual),
+                f"{_shown(drafted, drafted.expected)} at position {drafted.position}, of {drafted.rid}",
+                _shown(drafted, drafted.actual),
             )
             for drafted, note in run.noted(DraftRead)
         )
 
 
-def _shown(value: int) -> str:
-    """A token, a position or a count; and of KV the first digits of its hash, beyond all of these."""
+def _shown(drafted: DraftRead, value: int) -> str:
+    """A token, a position or a count; and of what is a hash its first digits."""
     if value == UNWRITTEN:
         return "nothing"
-    return str(value) if abs(value) < 2**31 else content_name({}, value)
+    return content_name({}, value) if drafted.is_content else str(value)

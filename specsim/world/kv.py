@@ -121,6 +121,11 @@ class DraftRead:
     expected: int
     actual: int
 
+    @property
+    def is_content(self) -> bool:
+        """Whether it is a hash, of KV or a hidden state, and no token, position or count."""
+        return self.name.partition(":")[0] not in ("token", "position", "row", "context", "planned-twice")
+
 
 @dataclass(frozen=True, slots=True)
 class Masked:
