@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import ceil
 from operator import itemgetter
 
 from specsim.verdict import Rule, Severity
@@ -22,8 +23,7 @@ class Admission(Check):
 
     def __init__(self, setup: Setup, facts: Facts) -> None:
         super().__init__(setup, facts)
-        # Each running request may be some steps ahead, and each page begun.
-        self._margin = setup.rows * (facts.ahead * setup.draft_tokens + setup.page_size)
+        self._margin = _margin(setup, facts)
         self._waiting: set[str] = set()
         self._left = 0
         self._is_armed = False
@@ -35,7 +35,7 @@ class Admission(Check):
         is_admitted = bool(self._waiting - waiting)
         self._is_armed = moment.left > self._left or (self._is_armed and not is_admitted)
         self._waiting, self._left = waiting, moment.left
-        if not (self._is_armed and self._fits(load)) or moment.is_disturbed or load.chunked:
+        if not (self._is_armed and self._fits(load)) or moment.is_paused or load.chunked:
             self._quiet = 0
             return
         self._quiet += 1
@@ -47,6 +47,71 @@ class Admission(Check):
     def _fits(self, load: Load) -> bool:
         need = max((length for _rid, length in load.waiting), default=0) + load.running + self._margin
         return bool(load.waiting) and load.free_rows > 0 and need <= load.free
+
+
+def _margin(setup: Setup, facts: Facts) -> int:
+    """Slots that requests may have beside those of their tokens: each may be some steps ahead, and each page begun."""
+    return setup.rows * (facts.ahead * setup.draft_tokens + setup.page_size)
+
+
+def _takes_one_of_two() -> Callable[[Load], Load]:
+    """Of two that come first, and together, one runs and the other one waits."""
+    times = iter(range(1_000_000))
+
+    def waits(load: Load) -> Load:
+        time = next(times) if load.lengths else 2
+        if time > 1 or len(load.lengths) < 2:
+            return load
+        waiting = tuple((rid, 1) for rid, *_ in load.lengths[time:])
+        return replace(load, waiting=waiting, lengths=load.lengths[:time])
+
+    return waits
+
+
+class Packing(Check):
+    """Where some of those who wait begin, all do, if there is room for all of them: rows, tokens of a prefill, and
+    slots, should all answers come to their longest. Not looked at are turns of sessions, requests with a grammar, which
+    is to be compiled, and who has run before.
+    """
+
+    rule = Rule("S21", "packing", "a prefill takes all who wait and fit", Severity.METRIC)
+    reads_past = True
+    defects = (Lie("takes one of two", "load", _takes_one_of_two()),)
+
+    def __init__(self, setup: Setup, facts: Facts) -> None:
+        super().__init__(setup, facts)
+        self._margin = _margin(setup, facts) + ceil(setup.watermark * setup.slots)
+        self._could: dict[str, int] = {}
+        """Those that wait and have room, all of them, with the lengths that they may come to."""
+        self._ran: set[str] = set()
+        self._begun: set[str] = set()
+        self._left: list[tuple[int, tuple[str, ...], tuple[str, ...], int]] = []
+        """In which iteration which ones began and which ones did not, who had room for all, beside so many that ran."""
+
+    def while_running(self, moment: Moment) -> Iterator[Violation]:
+        load, waiting = moment.load, dict(moment.load.waiting)
+        runs = {rid for rid, *_ in load.lengths}
+        begin = tuple(rid for rid in self._could if rid in runs)
+        left = tuple(rid for rid in self._could if rid in waiting)
+        others = runs - self._ran - self._could.keys()  # who came meanwhile, and may be more urgent
+        if begin and left and not others and not moment.is_disturbed:
+            self._left.append((moment.iteration, begin, left, len(self._ran)))
+        self._begun |= runs
+        need = sum(waiting.values()) + load.running + self._margin
+        fits = len(waiting) <= load.free_rows and need <= load.free and not moment.is_disturbed and not load.chunked
+        self._could = waiting if fits and not self._begun.intersection(waiting) else {}
+        self._ran = runs
+        return iter(())
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        turns, page = {turn.rid: turn for turn in run.users.workload.turns}, max(self.setup.pages)
+        for iteration, begin, left, running in self._left:
+            waited = [turns[rid] for rid in (*begin, *left)]
+            tokens = sum(-(-len(turn.prompt) // page) * page for turn in waited) + running * self.setup.draft_tokens
+            if tokens <= self.setup.chunk and not any(turn.session or turn.grammar for turn in waited):
+                actual = f"it waits beside {', '.join(begin)}"
+                yield self.broken("left-out", left[0], f"to begin with {', '.join(begin)}", actual, when=iteration)
+                return
 
 
 def spare(setup: Setup, facts: Facts) -> int:

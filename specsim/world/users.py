@@ -22,14 +22,20 @@ LATENCY = 2
 
 class Moment(NamedTuple):
     """The start of an iteration. `left` requests that ran have had their last answer by then: one that is aborted while
-    it waits leaves no batch. `is_disturbed` says whether users have paused the scheduler, let it go on just now, or had
-    its prefix cache reset, which may take from those that run what they have.
+    it waits leaves no batch. `is_paused` says whether users have paused the scheduler, or let it go on just now, and
+    `is_reset` whether they had its prefix cache reset.
     """
 
     iteration: int
     load: Load
     left: int
-    is_disturbed: bool
+    is_paused: bool = False
+    is_reset: bool = False
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether those that run may lose what they have."""
+        return self.is_paused or self.is_reset
 
 
 class PauseSpan(NamedTuple):
@@ -89,7 +95,7 @@ class Users:
         self.iterations = iteration
         ended = self._ended(iteration)
         is_reset = any(0 < iteration - at <= LATENCY for at in self.workload.flushes)
-        self._watch(Moment(iteration, self.started.load(), self._left, is_reset or self._resumes_at >= iteration))
+        self._watch(Moment(iteration, self.started.load(), self._left, self._resumes_at >= iteration, is_reset))
         self._decide(iteration)
         if iteration in self.workload.leaps:
             self._leap()
