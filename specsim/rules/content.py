@@ -111,7 +111,7 @@ class DraftContent(Check):
         "the drafter's KV of a position is made of the target's hidden state and the next token",
         Severity.METRIC,
     )
-    defects = (notes("drafts from another token", DraftRead("0", "token", 3, expected=5, actual=6)),)
+    defects = (notes("drafts from another token", DraftRead("0", "token", 3, expected=5, actual=6, is_content=False)),)
 
     def after(self, run: Run) -> Iterator[Violation]:
         yield from first_of_each(

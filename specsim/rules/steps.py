@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from specsim.verdict import Rule, Severity
-from specsim.world.rule import Check, Lie, Run, Violation
+from specsim.world.rule import Check, Lie, Run, Violation, first_of_each
 from specsim.world.scheduler import Chunk, Launch, Seen
 
 
@@ -24,6 +24,12 @@ def _computes(launch: Launch, chunk: Chunk) -> Launch:
     return launch._replace(chunks=(chunk,) * len(launch.rids))
 
 
+def _steps(run: Run) -> Iterator[tuple[int, list[Launch]]]:
+    """The launches of each iteration that has some."""
+    for iteration, launches in groupby(run.started.seen.launches, attrgetter("iteration")):
+        yield iteration, list(launches)
+
+
 class StepLimits(Check):
     """A step has the launches of an iteration that say what they compute. Its requests have a row each, and its tokens
     are those of a prefill of the largest size at most.
@@ -33,16 +39,16 @@ class StepLimits(Check):
     defects = (Lie("runs many more", "seen", _many_more), Lie("computes all at once", "seen", _all_at_once))
 
     def after(self, run: Run) -> Iterator[Violation]:
-        found = set[str]()
-        for iteration, launches in groupby(run.started.seen.launches, attrgetter("iteration")):
-            step = [chunk for launch in launches for chunk in launch.chunks]
-            counts = {
-                "rows": (len(step), self.setup.rows),
-                "tokens": (sum(chunk.tokens for chunk in step), self.setup.chunk),
-            }
-            for part, (count, most) in counts.items():
-                if count > most and part not in found:
-                    found.add(part)
+        yield from first_of_each(self._beyond(run))
+
+    def _beyond(self, run: Run) -> Iterator[Violation]:
+        for iteration, step in _steps(run):
+            chunks = [chunk for launch in step for chunk in launch.chunks]
+            for part, count, most in (
+                ("rows", len(chunks), self.setup.rows),
+                ("tokens", sum(chunk.tokens for chunk in chunks), self.setup.chunk),
+            ):
+                if count > most:
                     yield self.broken(part, "", f"{most} {part} at most", str(count), when=iteration)
 
 
@@ -56,9 +62,9 @@ def _verifies_what_nobody_made(seen: Seen) -> Seen:
 
 
 class Speculation(Check):
-    """Where a launch says what it computes, whoever decodes verifies as many drafts as are made, and drafts that were
-    made: nothing is left out but behind a launch whose requests all end with it. Fewer are verified where a step is
-    full, where the context ends, and where a grammar forbids the next one.
+    """Where a launch says what it computes, whoever decodes verifies as many drafts as are made, and none behind a
+    launch that makes none. Fewer are verified where a step is full and where the context ends. Requests with a grammar,
+    which may forbid a draft, are not looked at.
     """
 
     rule = Rule("S19", "speculation", "whoever decodes verifies the drafts that are made", Severity.METRIC)
@@ -68,24 +74,22 @@ class Speculation(Check):
     )
 
     def after(self, run: Run) -> Iterator[Violation]:
+        yield from first_of_each(self._wrong(run))
+
+    def _wrong(self, run: Run) -> Iterator[Violation]:
         free = {turn.rid for turn in run.users.workload.turns if not turn.grammar}
-        unmade, found = set[str](), set[str]()
-        for iteration, launches in groupby(run.started.seen.launches, attrgetter("iteration")):
-            step = list(launches)
-            tokens = sum(chunk.tokens for launch in step for chunk in launch.chunks)
-            for launch in step:
-                for rid, chunk in zip(launch.rids, launch.chunks, strict=False):
-                    if chunk.drafts < 0 or rid not in free:
-                        continue
-                    whole = min(self.setup.steps, self.facts.context - chunk.start - 2)
-                    if chunk.drafts and rid in unmade:
-                        wrong = "made", "drafts that were made", f"{chunk.drafts} behind a launch that made none"
-                    elif chunk.drafts < whole and tokens < self.setup.chunk:
-                        wrong = "drafts", f"{whole} drafts", str(chunk.drafts)
-                    else:
-                        continue
-                    if wrong[0] not in found:
-                        found.add(wrong[0])
-                        yield self.broken(wrong[0], rid, *wrong[1:], when=iteration)
+        unmade = set[str]()
+        for iteration, step in _steps(run):
+            computed = [each for launch in step for each in zip(launch.rids, launch.chunks, strict=False)]
+            is_full = sum(chunk.tokens for _rid, chunk in computed) >= self.setup.chunk
+            for rid, chunk in computed:
+                whole = min(self.setup.steps, self.facts.context - chunk.start - 2)
+                if chunk.drafts < 0 or rid not in free:
+                    continue
+                if chunk.drafts and rid in unmade:
+                    actual = f"{chunk.drafts} behind a launch that made none"
+                    yield self.broken("made", rid, "drafts that were made", actual, when=iteration)
+                elif chunk.drafts < whole and not is_full:
+                    yield self.broken("drafts", rid, f"{whole} drafts", str(chunk.drafts), when=iteration)
             for launch in step:
                 unmade = unmade.union(launch.rids) if launch.makes_none else unmade.difference(launch.rids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from math import ceil
 from operator import itemgetter
 
@@ -54,35 +55,35 @@ def _margin(setup: Setup, facts: Facts) -> int:
     return setup.rows * (facts.ahead * setup.draft_tokens + setup.page_size)
 
 
-def _takes_one_of_two() -> Callable[[Load], Load]:
+def _by_turns(says: Callable[[int, Load], Load]) -> Callable[[Load], Load]:
+    """A lie of loads with somebody who runs, that is told the number of each, from 0 on."""
+    times = count()
+    return lambda load: says(next(times), load) if load.lengths else load
+
+
+def _takes_one_of_two(time: int, load: Load) -> Load:
     """Of two that come first, and together, one runs and the other one waits."""
-    times = iter(range(1_000_000))
-
-    def waits(load: Load) -> Load:
-        time = next(times) if load.lengths else 2
-        if time > 1 or len(load.lengths) < 2:
-            return load
-        waiting = tuple((rid, 1) for rid, *_ in load.lengths[time:])
-        return replace(load, waiting=waiting, lengths=load.lengths[:time])
-
-    return waits
+    if time > 1 or len(load.lengths) < 2:
+        return load
+    waiting = tuple((rid, 1) for rid, *_ in load.lengths[time:])
+    return replace(load, waiting=waiting, lengths=load.lengths[:time])
 
 
 class Packing(Check):
     """Where some of those who wait begin, all do, if there is room for all of them: rows, tokens of a prefill, and
     slots, should all answers come to their longest. Not looked at are turns of sessions, requests with a grammar, which
-    is to be compiled, and who has run before.
+    is to be compiled, who has run before, and where somebody began beside them who came meanwhile.
     """
 
     rule = Rule("S21", "packing", "a prefill takes all who wait and fit", Severity.METRIC)
     reads_past = True
-    defects = (Lie("takes one of two", "load", _takes_one_of_two()),)
+    defects = (Lie("takes one of two", "load", _by_turns(_takes_one_of_two)),)
 
     def __init__(self, setup: Setup, facts: Facts) -> None:
         super().__init__(setup, facts)
         self._margin = _margin(setup, facts) + ceil(setup.watermark * setup.slots)
-        self._could: dict[str, int] = {}
-        """Those that wait and have room, all of them, with the lengths that they may come to."""
+        self._could: tuple[str, ...] = ()
+        """Those that wait, where all of them have room."""
         self._ran: set[str] = set()
         self._begun: set[str] = set()
         self._left: list[tuple[int, tuple[str, ...], tuple[str, ...], int]] = []
@@ -93,13 +94,13 @@ class Packing(Check):
         runs = {rid for rid, *_ in load.lengths}
         begin = tuple(rid for rid in self._could if rid in runs)
         left = tuple(rid for rid in self._could if rid in waiting)
-        others = runs - self._ran - self._could.keys()  # who came meanwhile, and may be more urgent
+        others = runs.difference(self._ran, self._could)  # who came meanwhile, and may be more urgent
         if begin and left and not others and not moment.is_disturbed:
             self._left.append((moment.iteration, begin, left, len(self._ran)))
         self._begun |= runs
         need = sum(waiting.values()) + load.running + self._margin
         fits = len(waiting) <= load.free_rows and need <= load.free and not moment.is_disturbed and not load.chunked
-        self._could = waiting if fits and not self._begun.intersection(waiting) else {}
+        self._could = tuple(waiting) if fits and not self._begun.intersection(waiting) else ()
         self._ran = runs
         return iter(())
 
@@ -124,16 +125,9 @@ def spare(setup: Setup, facts: Facts) -> int:
     return (facts.ahead + 1) * step + (setup.topk + 1) * page
 
 
-def _now_and_then() -> Callable[[Load], Load]:
+def _now_and_then(time: int, load: Load) -> Load:
     """Who runs waits, every other time."""
-    times = iter(range(1_000_000))
-
-    def waits(load: Load) -> Load:
-        if next(times) % 2:
-            return load
-        return replace(load, waiting=tuple((rid, 1) for rid, *_ in load.lengths), lengths=())
-
-    return waits
+    return load if time % 2 else replace(load, waiting=tuple((rid, 1) for rid, *_ in load.lengths), lengths=())
 
 
 class Retraction(Check):
@@ -143,7 +137,7 @@ class Retraction(Check):
 
     rule = Rule("S14", "retraction", "nobody who runs is retracted while there is room", Severity.METRIC)
     reads_past = True
-    defects = (Lie("retracts all", "load", _now_and_then()),)
+    defects = (Lie("retracts all", "load", _by_turns(_now_and_then)),)
 
     def __init__(self, setup: Setup, facts: Facts) -> None:
         super().__init__(setup, facts)
@@ -165,18 +159,11 @@ class Retraction(Check):
                 yield self.broken("room", rid, "to go on", actual)
 
 
-def _in_turn() -> Callable[[Load], Load]:
+def _one_waits(time: int, load: Load) -> Load:
     """One of those that run waits, each time another one, and there is no room."""
-    times = iter(range(1_000_000))
-
-    def waits(load: Load) -> Load:
-        if not load.lengths:
-            return load
-        at = next(times) % len(load.lengths)
-        others = (*load.lengths[:at], *load.lengths[at + 1 :])
-        return replace(load, waiting=((load.lengths[at][0], 1),), lengths=others, free=0)
-
-    return waits
+    at = time % len(load.lengths)
+    others = (*load.lengths[:at], *load.lengths[at + 1 :])
+    return replace(load, waiting=((load.lengths[at][0], 1),), lengths=others, free=0)
 
 
 class GivingWay(Check):
@@ -186,7 +173,7 @@ class GivingWay(Check):
 
     rule = Rule("S20", "giving-way", "of those that run the least urgent one gives way", Severity.WRONG_RESULT)
     reads_past = True
-    defects = (Lie("lets anybody give way", "load", _in_turn()),)
+    defects = (Lie("lets anybody give way", "load", _by_turns(_one_waits)),)
 
     def __init__(self, setup: Setup, facts: Facts) -> None:
         super().__init__(setup, facts)
@@ -204,8 +191,10 @@ class GivingWay(Check):
         return iter(())
 
     def after(self, run: Run) -> Iterator[Violation]:
+        if not self._gave_way:
+            return  # an engine may have no priorities
         rank = self.facts.priorities.index
-        urgency = {turn.rid: rank(turn.priority) for turn in run.users.workload.turns if self._gave_way}
+        urgency = {turn.rid: rank(turn.priority) for turn in run.users.workload.turns}
         for iteration, rid, went_on in self._gave_way:
             least = min(went_on, key=urgency.__getitem__, default=rid)
             if urgency[least] < urgency[rid]:

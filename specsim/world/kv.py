@@ -120,11 +120,7 @@ class DraftRead:
     position: int
     expected: int
     actual: int
-
-    @property
-    def is_content(self) -> bool:
-        """Whether it is a hash, of KV or a hidden state, and no token, position or count."""
-        return self.name.partition(":")[0] not in ("token", "position", "row", "context", "planned-twice")
+    is_content: bool = True  # a hash, of KV or a hidden state; else a token, a position or a count
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,5 +76,5 @@ def _check(watcher: ReleaseWorker, seat: Seat, tail: Sequence[int], length: int)
     for i, token in enumerate(tail):
         should = seat.prefixes.token(start + i) if start + i >= 0 else -1
         if token != should:
-            watcher.drafted(seat, "context", start + i, should, int(token))
+            watcher.drafted(seat, "context", start + i, should, int(token), is_content=False)
             return

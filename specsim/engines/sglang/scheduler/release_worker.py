@@ -332,9 +332,9 @@ class ReleaseWorker:
         if is_first and hidden and hidden[0] != ahead[count]:
             self.drafted(seat, "hidden-state", count, int(ahead[count]), hidden[0])
         elif is_first and position and position[0] != count:
-            self.drafted(seat, "position", count, count, position[0])
+            self.drafted(seat, "position", count, count, position[0], is_content=False)
         elif step and not attention.drafts(*step):
-            self.drafted(seat, "token", position[0], next_token(step[0]), step[1])
+            self.drafted(seat, "token", position[0], next_token(step[0]), step[1], is_content=False)
 
     def _layer_keys(self, seat: Seat, layer: int, ahead: Ints) -> Ints:
         tokens = [seat.prefixes.token(position + 1 + layer) for position in range(len(ahead) - 1)]
@@ -356,7 +356,7 @@ class ReleaseWorker:
         """
         if seat.is_read:
             name = f"planned-twice:{_part(seat.request, position)}"
-            self.reports.add_first(seat.rid, "twice", DraftRead(seat.rid, name, position, 0, count))
+            self.reports.add_first(seat.rid, "twice", DraftRead(seat.rid, name, position, 0, count, is_content=False))
 
     def bad(self, seat: Seat, name: str, value: int) -> None:
         if seat.is_read:
@@ -367,13 +367,15 @@ class ReleaseWorker:
             record = wrong_content(self.running.phase, pool, seat.rid, position, slot, actual)
             self.reports.add_first(seat.rid, "content", record)
 
-    def drafted(self, seat: Seat, name: str, position: int, expected: int, actual: int) -> None:
+    def drafted(
+        self, seat: Seat, name: str, position: int, expected: int, actual: int, *, is_content: bool = True
+    ) -> None:
         kind = (
             name if name in (*OF_STEPS, "row", "hidden-state") else "draft"
         )  # what follows from the first says no more
         if seat.is_read:
             part = f"{name}:{_part(seat.request, position)}"
-            self.reports.add_first(seat.rid, kind, DraftRead(seat.rid, part, position, expected, actual))
+            self.reports.add_first(seat.rid, kind, DraftRead(seat.rid, part, position, expected, actual, is_content))
 
     def _prefixes_of(self, request: Any) -> Prefixes:
         prompt = list(request.origin_input_ids)
@@ -740,7 +742,7 @@ class Pass:
         start = self._start(access, row.number)
         if start is not None and start != row.tokens.start:
             position = int(access.host(self.positions)[start])
-            self.watcher.drafted(seat, "row", position, start, row.tokens.start)
+            self.watcher.drafted(seat, "row", position, start, row.tokens.start, is_content=False)
             return
         committed = min(len(read), lengths[row.number // branches]) if self.is_decode else len(read)
         is_first = len(read) == committed
