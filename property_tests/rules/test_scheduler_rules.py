@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from specsim import replay_file
-from specsim.rules.slots import RowOwner, SlotsAtRest, TreeContent
+from specsim.rules.slots import FreeSlot, RowOwner, SlotsAtRest, TreeContent
 from specsim.rules.table import BY_ID, CHECKS
 from specsim.tiers.ops.rules import RULES as RULES_OF_OPS
 from specsim.world.scheduler import Pools, Setup, TreeNode
@@ -89,6 +89,23 @@ def test_what_the_cache_has_of_a_window_is_compared_whatever_is_wrong_with_the_r
 
     assert wrong({2: 5}, {3: 11, 4: 5}) == []  # slot 3 of the pool is free
     assert wrong({2: 6}, {3: 11, 4: 11}) == ["tree: other content in slot 2", "window: other content in slot 4"]
+
+
+def test_a_pool_in_the_memory_of_the_host_is_looked_at_as_the_others_are() -> None:
+    nodes = [TreeNode((5, 6), (0, 1)), TreeNode((5, 6, 7), (3,))]
+    pools = Pools(9, 9, 0, 3, 3, host_total=8, host_free=5, host_nodes=nodes, host_contents={0: 5, 1: 11, 3: 18})
+    started = SimpleNamespace(slot_content={}.get, window_content={}.get, content_of=sum)
+
+    def told(check: type[Check]) -> list[str]:
+        run = cast("Run", SimpleNamespace(pools=pools, started=started))
+        return [f"{one.part}: {one.actual}" for one in check(Setup(), cast("Facts", None)).at_rest(run)]
+
+    assert [told(check) for check in (SlotsAtRest, FreeSlot, TreeContent)] == [[], [], []]
+    pools.host_free, pools.host_contents = 4, {0: 5, 1: 10, 3: 18}
+    assert told(SlotsAtRest) == ["host-slots:lost: 7"]
+    assert told(TreeContent) == ["host: other content in slot 1"]
+    pools.host_nodes = [*nodes, TreeNode((8,), (1,))]
+    assert told(FreeSlot) == ["host-twice: slot 1 at two places of the tree"]
 
 
 def test_of_pools_that_are_not_listed_whole_no_slot_is_named() -> None:

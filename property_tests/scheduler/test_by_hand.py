@@ -74,11 +74,11 @@ def test_the_longest_prompt_that_is_drawn_is_answered_and_a_longer_one_is_refuse
     def answered(prompt: int) -> tuple[str, ...]:
         written = incident(context=context)
         written.start(prompt, context - prompt)
-        return written.check(only=["I39"], known=["scheduler:I39:request"]).passed
+        return written.check(only=["I39"], known=["scheduler:I39:request:by-itself"]).passed
 
     longest = context - FACTS.answer_room
     assert answered(longest) == ()
-    assert answered(longest + 1) == ("scheduler:I39:request",)
+    assert answered(longest + 1) == ("scheduler:I39:request:by-itself",)
 
 
 def test_a_rule_that_does_not_hold_fails_with_a_replay_file(incident: Callable[..., Schedule], tmp_path: Path) -> None:

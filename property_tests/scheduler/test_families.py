@@ -53,5 +53,5 @@ def test_the_slots_of_a_radix_tree_are_read_whether_or_not_its_nodes_have_a_valu
     tree = booted.radix_tree
     nodes = target._nodes(tree)
     assert nodes is not None
-    assert sorted((one.tokens, one.slots) for one in nodes) == [((1, 2), ()), ((1, 2), (5, 6)), ((1, 2, 3), (7,))]
+    assert sorted((one.tokens, one.slots) for one in nodes) == [((1, 2), (5, 6)), ((1, 2, 3), (7,))]
     assert sorted(states._tree_slots(tree)) == [5, 6, 7]

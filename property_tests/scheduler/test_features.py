@@ -33,6 +33,11 @@ PRESENCE = "BatchedPresencePenalizer._filter"
 OWN_WORKER = next(str(number) for number, setup in enumerate(SETUPS) if setup.worker == "release")
 SENDS_HIDDEN = next(str(number) for number, setup in enumerate(SETUPS) if setup.hidden_states)
 OWN_WINDOW = next(str(i) for i, setup in enumerate(SETUPS) if setup.worker == "release" and setup.window)
+COPIES_BACK, COPIES_AT_ONCE = (
+    next(str(i) for i, setup in enumerate(SETUPS) if setup.hicache == policy)
+    for policy in ("write_back", "write_through")
+)
+CONTROLLER, TREE = "managers.cache_controller", "mem_cache.unified_radix_cache"
 PLANS = "layers.attention.triton_backend"
 SAMPLES = "speculative.eagle_utils"
 OFFSET = "send_output_token_logprobs_offset"
@@ -107,7 +112,21 @@ DEFECTS = {
     ),
     "a verification of a release's own worker has no mask": (
         (NEWEST, "grammars", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "apply", "0"),
-        "scheduler:I39:request",
+        "scheduler:I39:request:by-itself",
+    ),
+    "what was copied to the host stays locked": (
+        (
+            *(NEWEST, "", COPIES_AT_ONCE, TREE, "UnifiedRadixCache._finish_write_through_ack"),
+            *("drop-call", "dec_lock_ref", "0"),
+        ),
+        "scheduler:I66:slots:lost",
+    ),
+    "what is evicted from the host keeps its slots": (
+        (
+            *(NEWEST, "", COPIES_BACK, "mem_cache.unified_cache.components.full", "FullComponent.free_host_values"),
+            *("drop-call", "free", "0"),
+        ),
+        "scheduler:I66:host-slots:lost",
     ),
     "without overlap lengths stay what they were": (
         (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.run_batch", "drop-assignment", "seq_lens", "0"),
@@ -147,6 +166,14 @@ def test_a_defect_of_a_feature_is_found(release: Callable[[str], SourceTree], na
     release(version)
     assert expected in shown(version, *defect)
     assert expected not in shown(version, *defect[:2], "managers", "", "", "", "0")
+
+
+def test_a_pass_that_does_not_wait_for_a_hierarchical_cache_is_found_on_both_sides(
+    release: Callable[[str], SourceTree],
+) -> None:
+    release(V2)
+    found = shown(V2, "", COPIES_BACK, CONTROLLER, "LayerLoadingEvent.complete", "drop-call", "record", "0")
+    assert {"scheduler:I05:full:other-tokens", "scheduler:I27:host"} <= set(found)
 
 
 def shown(version: str, feature: str, setup: str, *defect: str) -> list[str]:

@@ -113,7 +113,7 @@ FEATURES = (
     Feature("logprobs of prompts, hidden states"),
     Feature("several ranks", option="tp_size"),
     Feature("prefill and decode on separate servers", option="disaggregation_mode"),
-    Feature("hierarchical cache", option="enable_hierarchical_cache"),
+    Feature("hierarchical cache", option="enable_hierarchical_cache", setup=("hicache",)),
     Feature("LoRA", option="enable_lora"),
     Feature("linear attention", option="mamba_backend"),
 )

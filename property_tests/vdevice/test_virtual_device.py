@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import specsim.vdevice.device
 from specsim.choices.chooser import replayed, seeded
 from specsim.interpreter.triton_names import kernel_classes
 from specsim.vdevice import Accesses, Device, Finding, simulate
+from specsim.vdevice.device import ASKS_MAX
 
 POLICIES = {
     "eager": (0,),
@@ -243,6 +245,31 @@ def test_a_query_of_work_in_flight_is_false_and_one_that_is_done_orders_the_host
         assert copied.query()
         assert result.tolist() == [0, 1, 2]
     assert device.findings == []
+
+
+def test_who_asks_for_an_event_often_enough_finds_it_done() -> None:
+    with simulate(replayed(POLICIES["lazy"])):
+        side: Any = torch.cuda.Stream()
+        event = torch.cuda.Event()
+        with torch.cuda.stream(side):
+            made = torch.ones(3, device="cuda")
+            event.record()
+        asked = [event.query() for _ in range(ASKS_MAX)]
+        assert asked == [False] * (ASKS_MAX - 1) + [True]
+        assert side.done == 1
+        with torch.cuda.stream(side):
+            made += 1
+            event.record()
+        assert not event.query()  # it is another one
+
+
+def test_memory_that_is_registered_and_the_module_of_the_device_are_there() -> None:
+    with simulate(replayed(())):
+        assert torch.get_device_module() is torch.get_device_module("cuda") is torch.cuda
+        assert torch.get_device_module("cpu") is torch.cpu
+        buffer = torch.zeros(4)
+        assert torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0) == 0
+        assert torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr()) == 0
 
 
 def test_what_is_listed_as_harmless_is_kept_apart() -> None:

@@ -64,7 +64,9 @@ class Progress(Check):
 
 
 class UnwantedAbort(Check):
-    """Nobody's request is aborted but those that were named, and turns of a session that may have timed out."""
+    """Nobody's request is aborted but those that were named, and turns of a session that may have timed out. Where no
+    abort named the beginning of its id, which an engine may take for it, the engine has done it by itself.
+    """
 
     rule = Rule(
         "I39",
@@ -78,7 +80,9 @@ class UnwantedAbort(Check):
         for told, answer in run.answered:
             is_wanted = answer.rid in run.users.aborted or answer.rid in run.users.refusable
             if answer.reason == "abort" and not is_wanted:
-                yield self.broken(told.kind, answer.rid, "an answer", "an abort that nobody sent")
+                is_named = any(answer.rid.startswith(rid) for rid in run.users.aborted)
+                part = told.kind if is_named else f"{told.kind}:by-itself"
+                yield self.broken(part, answer.rid, "an answer", "an abort that nobody sent")
 
 
 class VisibleOutputs(Check):

@@ -10,7 +10,7 @@ from specsim.verdict import Rule, Severity
 from specsim.world.kv import FreedTwice, NoSlot
 from specsim.world.ledger import Freed
 from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
-from specsim.world.scheduler import Pools
+from specsim.world.scheduler import Pools, TreeNode
 
 NAMED_MAX = 4
 """Slots or rows of a request that are named, where some are lost."""
@@ -35,15 +35,17 @@ class FreeSlot(Check):
         pools = run.pools
         if pools.free_slots is not None and len(set(pools.free_slots)) < len(pools.free_slots):
             yield self.broken("free-list", "", "every slot once", "a slot twice in the free list")
-        free, owned = set(pools.free_slots or ()), set[int]()
-        for slot in (slot for node in pools.nodes or () for slot in node.slots):
-            if slot in free:
-                yield self.broken("tree", "", "a slot that is not free", f"slot {slot}, which is cached too")
-                return
-            if slot in owned:
-                yield self.broken("tree-twice", "", "a slot once", f"slot {slot} at two places of the tree")
-                return
-            owned.add(slot)
+        free = set(pools.free_slots or ())
+        for part, nodes, is_free in (("tree", pools.nodes, free), ("host", pools.host_nodes, set[int]())):
+            owned = set[int]()
+            for slot in (slot for node in nodes or () for slot in node.slots):
+                if slot in is_free:
+                    yield self.broken(part, "", "a slot that is not free", f"slot {slot}, which is cached too")
+                    return
+                if slot in owned:
+                    yield self.broken(f"{part}-twice", "", "a slot once", f"slot {slot} at two places of the tree")
+                    return
+                owned.add(slot)
 
 
 class SlotsOfStep(Check):
@@ -67,12 +69,13 @@ class SlotsOfStep(Check):
 
 
 class SlotsAtRest(Check):
-    """Slots of the full pool, and of a sliding window's. Sessions are closed by then."""
+    """Slots of the full pool, of a sliding window's, and of one in the host's memory. Sessions are closed by then."""
 
     rule = Rule("I66", "slots-at-rest", "when nothing runs any more, every slot is free or cached", Severity.LEAK)
     defects = (
         Lie("lost slot", "pools", lambda pools: replace(pools, free=pools.free - 1)),
         Lie("slot twice", "pools", lambda pools: replace(pools, free=pools.free + 1)),
+        Lie("lost slot of the host", "pools", lambda pools: replace(pools, host_nodes=[], host_total=8, host_free=7)),
     )
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
@@ -80,12 +83,18 @@ class SlotsAtRest(Check):
         sizes = [("slots", pools.total, pools.free + pools.cached)]
         if pools.window_total >= 0:
             sizes.append(("window-slots", pools.window_total, pools.window_free + pools.window_cached))
+        if pools.host_nodes is not None:
+            sizes.append(("host-slots", pools.host_total, pools.host_free + sum(map(_size, pools.host_nodes))))
         for name, total, found in sizes:
             if found != total:
                 side = "lost" if found < total else "twice"
                 lost = _lost_slots(pools) if (name, side) == ("slots", "lost") else {}
                 actual = f"{found}{_without('slot', 'written last for', lost)}"
                 yield self.broken(f"{name}:{side}", _user(lost), f"{total} free or cached", actual)
+
+
+def _size(node: TreeNode) -> int:
+    return len(node.slots)
 
 
 def _lost_slots(pools: Pools) -> dict[int, str]:
@@ -134,7 +143,9 @@ class RowOwner(Check):
 
 
 class TreeContent(Check):
-    """Compared for each slot of the prefix cache that is there once and not free; those of a sliding window, too."""
+    """Compared for each slot of the prefix cache that is there once and not free; those of a sliding window, and of a
+    pool in the host's memory, too.
+    """
 
     rule = Rule(
         "I27", "tree-content", "a slot of the tree holds the KV of the tokens that lead to it", Severity.WRONG_RESULT
@@ -144,7 +155,11 @@ class TreeContent(Check):
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
         started, pools = run.started, run.pools
-        cached = ("tree", pools.nodes, started.slot_content), ("window", pools.window_nodes, started.window_content)
+        cached = (
+            ("tree", pools.nodes, started.slot_content),
+            ("window", pools.window_nodes, started.window_content),
+            ("host", pools.host_nodes, pools.host_contents.get),
+        )
         for part, nodes, content in cached:
             misplaced = set(pools.free_slots or ()) if part == "tree" else set[int]()
             for place, slot, tokens in chain.from_iterable(node.places() for node in nodes or ()):

@@ -38,6 +38,8 @@ from specsim.vdevice.history import (
 CUDA = torch.device("cuda", 0)
 SMALL_BYTES_MAX = 1 << 20
 """Up to which size PyTorch's allocator takes memory out of blocks for small ones."""
+ASKS_MAX = 4
+"""How often the host may ask for an event before it has come, on the slowest device: who polls waits for it."""
 Skip = Callable[[str, Place, Any, Any], bool]
 _TARGET = re.compile(r"\s*(?:\w+\.)*(\w+)\s*(?::[^=]*)?=[^=]")
 
@@ -175,13 +177,13 @@ class Event:
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> None:
         self.stream: Stream | None = None
-        self.n = 0
+        self.n = self.asked = 0
         self.clock: Clock = ()
 
     def record(self, stream: Stream | None = None) -> None:
         owner = active()
         stream = owner.current if stream is None else stream
-        self.stream, self.n = stream, stream.n
+        self.stream, self.n, self.asked = stream, stream.n, 0
         if owner.capture is not None and stream.index in owner.capture.numbers:
             self.clock = owner.capture.now(stream)
             return
@@ -198,7 +200,10 @@ class Event:
         if self.stream is None:
             return True
         if self.stream.done < self.n:
-            return False
+            self.asked += 1
+            if self.asked < ASKS_MAX:
+                return False
+            owner.run_until(self.stream, self.n)
         owner.join_host(self.clock)
         return True
 

@@ -1,7 +1,7 @@
 """How fast each stream of the virtual device is. A policy is drawn from a chooser; choice 0 is the simplest.
 
 eager    everything runs as soon as it is launched, like CUDA_LAUNCH_BLOCKING=1
-lazy     nothing runs before the host waits for it: the slowest device
+lazy     nothing runs before the host waits for it, or has asked for it often: the slowest device
 lag      one stream runs only when something waits for it, the others at once
 random   slow and fast phases: after some operations some stream runs some of its own
 """

@@ -27,6 +27,10 @@ _PROPERTIES = types.SimpleNamespace(
     shared_memory_per_block_optin=232448, regs_per_multiprocessor=65536, L2_cache_size=50 << 20, gcnArchName="",
 )  # fmt: skip
 
+_RUNTIME = types.SimpleNamespace(
+    cudaHostRegister=lambda _address, _size, _flags: 0, cudaHostUnregister=lambda _address: 0
+)
+
 
 @contextmanager
 def simulate(
@@ -127,6 +131,7 @@ def _replace_cuda(device: Device, replaced: _Replaced) -> None:
         "manual_seed_all": None,
         "empty_cache": None,
         "ipc_collect": None,
+        "cudart": _RUNTIME,
         "memory_allocated": 0,
         "memory_reserved": 0,
         "max_memory_allocated": 0,
@@ -163,6 +168,7 @@ def _giving(value: Any) -> Callable[..., Any]:
 def _replace_functions(device: Device, operations: Operations, replaced: _Replaced) -> None:
     """What of PyTorch asks for a CUDA of its own before it dispatches."""
     nonzero: Callable[..., Any] = torch.nonzero
+    get_device_module = torch.get_device_module
     tensor, as_tensor, to = _undispatched(torch.tensor), torch.as_tensor, torch.Tensor.to
     uploaded = _undispatched(operations.uploaded)
 
@@ -217,8 +223,12 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
     def nonzero_(input: Any, **options: Any) -> Any:
         return input.nonzero(**options) if isinstance(input, VirtualTensor) else nonzero(input, **options)
 
+    def get_device_module_(device: Any = None) -> Any:
+        return torch.cuda if device is None or _is_cuda(device) else get_device_module(device)
+
     def record_stream_(self: Any, stream: Any) -> None: ...
 
+    replaced.put(torch, "get_device_module", get_device_module_)
     replaced.put(torch, "tensor", tensor_)
     replaced.put(torch, "nonzero", nonzero_)
     replaced.put(torch, "as_tensor", as_tensor_)

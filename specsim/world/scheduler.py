@@ -72,6 +72,9 @@ class Setup:
     `kv_events`     whether what the prefix cache has is published, for routers
     `lookahead_hashes`  whether the prefix cache tells apart blocks of the same tokens by the token behind, which a
                     draft model reads, too; of an engine that can
+    `hicache`       when KV of the prefix cache is copied to a pool on the host: "write_through" as soon as it is
+                    cached, "write_through_selective" once it was found again, "write_back" when it is evicted; "" for
+                    never
     """
 
     page_size: int = 1
@@ -106,6 +109,7 @@ class Setup:
     kv_events: bool = False
     window_page: int = 0
     lookahead_hashes: bool = True
+    hicache: str = ""
 
     @property
     def pages(self) -> tuple[int, ...]:
@@ -457,8 +461,10 @@ class Pools:
 
     `total`, `free`, `cached`   slots of the KV pool; free; in the prefix cache and in nobody's use
     `window_*`                  of the pool of the sliding window's layers
+    `host_total`, `host_free`   slots of the pool in the host's memory, of a hierarchical cache, and free ones
     `free_slots`                the free slots themselves
-    `nodes`, `window_nodes`     of the prefix cache: the slots of the KV pool, and those of the sliding window's
+    `nodes`, `window_nodes`, `host_nodes`  of the prefix cache: the slots of the KV pool, of the sliding window's and of
+                                the host's; `host_contents` has by slot of the last one the hash in it
     `rows`, `free_rows`         rows of `req_to_token`
     `free_row_numbers`          the free rows themselves
     `writers`, `row_users`      by slot of the full pool the request for which KV was written to it last, and by row the
@@ -483,6 +489,10 @@ class Pools:
     row_users: Mapping[int, str] = field(default_factory=dict)
     blocks: list[CachedBlock] | None = None
     unpublished: tuple[Event, ...] = ()
+    host_total: int = -1
+    host_free: int = -1
+    host_nodes: list[TreeNode] | None = None
+    host_contents: Mapping[int, int] = field(default_factory=dict)
 
 
 MODEL, RESULT = "the model", "what the model returns"

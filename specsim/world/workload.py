@@ -156,7 +156,8 @@ def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) 
     sessions = each(chooser, 0, SESSIONS_MAX, "sessions") if setup.sessions else ()
     spread = pick(chooser, ARRIVALS, "arrivals") if "bursts" not in features else 4
     system: tuple[int, ...] = ()
-    if SYSTEM in facts.features and chooser.choose(4, "has a system prompt") == 1:
+    # What was evicted is copied back for a prompt that begins with it, if it is long enough.
+    if SYSTEM in facts.features and chooser.choose(2 if setup.hicache else 4, "has a system prompt") == 1:
         system = prompt_of(99, between(chooser, 1, PROMPT_MAX, "system prompt"))
     turns: list[Turn] = []
     for number in requests:

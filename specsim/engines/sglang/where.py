@@ -78,6 +78,7 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
     # Slots and rows.
     "PagedTokenToKVPoolAllocator": ("srt/mem_cache/allocator/paged.py", _OLD_ALLOCATOR),
     "SWATokenToKVPoolAllocator": ("srt/mem_cache/allocator/swa.py", "srt/mem_cache/swa_memory_pool.py"),
+    "HostTensorAllocator": ("srt/mem_cache/pool_host/common.py", "srt/mem_cache/memory_pool_host.py"),
     "alloc_decode_kernel": _ALLOCATOR,
     "alloc_extend_kernel": _ALLOCATOR,
     "assign_draft_cache_locs": (_SPEC_UTILS,),

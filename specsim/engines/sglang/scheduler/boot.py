@@ -121,6 +121,8 @@ class Booted:
         family.set_groups()
         family.switch_to_device()
         family.order_penalizers()
+        if options.hicache:
+            family.prepare_hierarchical_cache(lambda memory: device.track_elements(memory, "the host's KV"))
         self.scheduler = self._built()
         if self.scheduler.enable_overlap != options.overlap:
             raise NotRunError(f"the release has set enable_overlap to {self.scheduler.enable_overlap} by itself")
@@ -212,7 +214,8 @@ class Booted:
 
         pools = family.pools(options, scheduler)
         self._remember(pools)
-        worker = ReleaseWorker(self.device, options.steps, RIGHT if options.adaptive else 0)
+        right = RIGHT if options.adaptive else 0
+        worker = ReleaseWorker(self.device, options.steps, right, by_slot=bool(options.hicache))
         worker.watch_operations(REFERENCE)
         vars(module)["ModelRunner"] = runner_class(module, worker, make, family.answers, options)
         self.worker = worker
@@ -263,8 +266,23 @@ class Booted:
             or not scheduler.running_batch.is_empty()
             or scheduler.last_batch is not None
             or scheduler.result_queue
+            or self._is_copying()
             or getattr(scheduler, "cur_batch", None) is not None
         )
+
+    def _is_copying(self) -> bool:
+        """Whether copies of a hierarchical cache are under way, or done and not known to be."""
+        controller = self.radix_tree.cache_controller if self.options.hicache else None
+        queues = ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue")
+        return any(len(getattr(controller, name, ())) for name in queues)
+
+    @property
+    def host_pool(self) -> Any:
+        """The pool of KV in the host's memory, of a hierarchical cache; None without one."""
+        if not self.options.hicache:
+            return None
+        pool = self.radix_tree.cache_controller.mem_pool_host
+        return pool.anchor_entry.host_pool if hasattr(pool, "anchor_entry") else pool
 
     def running(self) -> list[Any]:
         """Requests of the batch that decodes and of the last one that was launched, each once."""

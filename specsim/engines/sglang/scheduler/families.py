@@ -12,7 +12,7 @@ import io
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ from specsim.engines.sglang.scheduler.modules import home_of, imported_modules, 
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
 from specsim.engines.sglang.scheduler.worker import Parts
-from specsim.world.fakes import Answers, Fake, nothing
+from specsim.world.fakes import AdapterDriftError, Answers, Fake, nothing
 
 GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
 
@@ -92,6 +92,8 @@ class Family:
         """Why these options cannot be run on this family; "" where they can."""
         if options.hidden_states and options.worker == "fake":
             return "the fake worker makes no hidden states"
+        if options.hicache and options.worker == "fake":
+            return "the KV of the fake worker is in no pool of the release, which a hierarchical cache copies"
         return ""
 
     def server_arguments(self, options: Options, model_path: str) -> Any:
@@ -125,6 +127,9 @@ class Family:
             arguments |= {"speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": options.topk}
         if options.hidden_states:
             arguments["enable_return_hidden_states"] = True
+        if options.hicache:
+            arguments |= {"enable_hierarchical_cache": True, "hicache_write_policy": options.hicache}
+            arguments |= {"hicache_ratio": 2.0, "hicache_io_backend": "kernel", "hicache_mem_layout": "layer_first"}
         if options.kv_events:
             arguments["kv_events_config"] = KV_EVENTS
         if options.multi_layer:
@@ -197,6 +202,25 @@ class Family:
         replace_in(self.scheduler, "is_cuda", lambda: True)
         for module in imported_modules():
             replace_in(module, "is_pin_memory_available", lambda *_arguments, **_named: True)
+            replace_in(module, "get_device_module", lambda: torch.cuda)
+            replace_in(module, "device_module", torch.cuda)
+
+    def prepare_hierarchical_cache(self, track: Callable[[Any], None]) -> None:
+        """Have the memory of its pool on the host be what the device reaches, from the start: a release registers
+        memory of PyTorch's afterwards. `track` is told of it.
+        """
+        module = home_of("HostTensorAllocator")
+        if module is None:
+            raise AdapterDriftError([], ["HostTensorAllocator"])
+
+        def allocate(_allocator: Any, dims: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+            made = torch.empty(dims, dtype=dtype, device=device, pin_memory=True)
+            track(made)
+            return made
+
+        module.HostTensorAllocator.allocate = allocate
+        # To 0.5.19 the cache asks PyTorch how many ranks there are in a group that is not there.
+        torch.distributed.get_world_size = lambda group=None: 1
 
     def order_penalizers(self) -> None:
         """Have the penalizers of a batch in the order of their names. A release gives them as a set of classes, in the
@@ -564,3 +588,8 @@ def root_of(tree: Any) -> Any:
 def slots_in(node: Any) -> Any:
     """The slots of the full pool that a node of a radix tree holds, a tensor on the device; None for none."""
     return node.value if hasattr(node, "value") else node.component_data[FULL].value
+
+
+def host_slots_in(node: Any) -> Any:
+    """The slots of the host's pool that it holds, a tensor on the host; None for none."""
+    return getattr(node if hasattr(node, "value") else node.component_data[FULL], "host_value", None)

@@ -46,6 +46,8 @@ PACKAGES = Packages(
         "sglang.kernels.ops.sampling",
         "sglang.kernels.ops.speculative",
         "sglang.srt.layers.attention.triton",
+        "sglang.srt.mem_cache.memory_pool_host",
+        "sglang.srt.mem_cache.pool_host",
         "sglang.srt.speculative",
     ),
     asked_for_device=frozenset(["sglang.srt.utils", "sglang.srt.utils.common"]),

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from specsim.engines.sglang.scheduler import transfers
+
 OPERATIONS: Mapping[str, tuple[str, ...]] = {  # by name, the buffers that each writes
     "build_tree_kernel_efficient": (
         "tree_mask",
@@ -27,6 +29,7 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {  # by name, the buffers that each 
 IN_PLACE_OF = (
     "flashinfer.sampling",
     "sgl_kernel",
+    "sgl_kernel.kvcacheio",
     "sgl_kernel.speculative",
     "sgl_kernel.utils",
     "sglang.kernels.ops.speculative.sampling",
@@ -41,6 +44,7 @@ def modules(device: Callable[[], Any], reference: types.ModuleType) -> dict[str,
     the virtual device of a call.
     """
     held = {name: _launched(device, reference, name) for name in OPERATIONS}
+    held.update(transfers.operations(device))
     held["fast_topk"] = reference.fast_topk
     held["is_arch_support_pdl"] = lambda: False
     made = {}

@@ -34,6 +34,7 @@ class Options:
     adaptive: bool = False  # the depth of a draft follows how many drafts are accepted
     hidden_states: bool = False  # requests may ask for them
     kv_events: bool = False  # what the prefix cache holds is published
+    hicache: str = ""  # when the KV of the prefix cache is copied to the host; "" for never
     num_steps: int = 0  # depth of a draft; 0 for num_draft_tokens - 1
 
     @property

@@ -28,6 +28,7 @@ from specsim.engines.sglang.scheduler.attention import Row
 from specsim.engines.sglang.scheduler.configuration import FULL_LAYER, TOY_LLAMA, WINDOW_LAYER
 from specsim.engines.sglang.scheduler.modules import is_there, release_module
 from specsim.engines.sglang.scheduler.options import Options
+from specsim.engines.sglang.scheduler.transfers import elements_of
 from specsim.engines.sglang.scheduler.worker import Seat, count_feed, penalized, penalties_of
 from specsim.world.fakes import Answers, nothing
 from specsim.world.hash_model import EMPTY, VOCABULARY, Prefixes, extended, next_token
@@ -147,8 +148,8 @@ class ReleaseWorker:
     has the right token, `right` more than one say that it is the most likely one.
     """
 
-    def __init__(self, device: Any, steps: int, right: int) -> None:
-        self.device, self._steps, self._right = device, steps, right
+    def __init__(self, device: Any, steps: int, right: int, *, by_slot: bool = False) -> None:
+        self.device, self._steps, self._right, self._by_slot = device, steps, right, by_slot
         self.pools: list[Any] = []
         self.reports = Reports()
         self.running = self.called = Call("extend", (), ())
@@ -166,9 +167,19 @@ class ReleaseWorker:
         self._fed: dict[str, int] = {}
         self.prefilled: dict[int, str] = {}  # by slot, whose prefill wrote the draft model's KV there last
         for pool in self.pools:
-            pool.k_buffer[0].memory.elements = None  # only while graphs are captured are halves of it told apart
+            if not self._by_slot:
+                pool.k_buffer[0].memory.elements = None  # only while graphs are captured are halves of it told apart
             for buffer in (*pool.k_buffer, *pool.v_buffer):
                 buffer.host_bytes.fill_(UNWRITTEN)
+
+    def add_pool(self, pool: Any) -> None:
+        self.pools.append(pool)
+        keys, values = pool.k_buffer[0], pool.v_buffer[0]
+        if values.memory is keys.memory:  # in 0.5.23: halves of one storage, which two streams write in a graph
+            self.device.track_elements(keys, "KV", changes_only=self._by_slot)
+        elif self._by_slot:
+            for buffer in (keys, values):
+                self.device.track_elements(buffer, "KV")
 
     def slot_content(self, slot: int) -> int:
         """The target's key in a slot."""
@@ -474,10 +485,7 @@ def runner_class(module: ModuleType, watcher: ReleaseWorker, make: Any, answers:
             self.max_running_requests = self.req_to_token_pool.size
             self.memory_pool_config = memory_pool_config or SimpleNamespace(max_total_num_tokens=allocator.size)
             for pool in filter(None, kv_pools(self.token_to_kv_pool)):
-                watcher.pools.append(pool)
-                keys, values = pool.k_buffer[0], pool.v_buffer[0]
-                if keys.memory is values.memory:  # in 0.5.23: halves of one storage, written by two streams
-                    watcher.device.track_elements(keys, changes_only=False)
+                watcher.add_pool(pool)
             if hasattr(module.ModelRunner, "init_kv_index_translator"):
                 self.init_kv_index_translator()
 
@@ -577,10 +585,12 @@ class Pass:
         if capture.need_capture():
             length = count if capture.is_full() else rows
             states = torch.empty((length, HIDDEN_SIZE), dtype=torch.float32, device="cuda")
-        key_buffer, value_buffer = self.full.k_buffer[0], self.full.v_buffer[0]
+        # By the release's own functions, which wait for what is copied from the host.
+        key_buffer, value_buffer = self.pool.get_kv_buffer(FULL_LAYER)
+        window_keys = None if self.windowed is None else self.pool.get_key_buffer(WINDOW_LAYER)
 
         def run(access: Any) -> None:
-            self._compute(access, keys, values, logits, states, key_buffer, value_buffer)
+            self._compute(access, keys, values, logits, states, key_buffer, value_buffer, window_keys)
 
         plan = self.plan
         given = [self.tokens, self.positions, self.lengths, plan.kv_indptr, plan.kv_indices, self.hidden]
@@ -593,11 +603,11 @@ class Pass:
         if self.reads_slots:
             given.append(self.written)
         if self.windowed is not None:
-            given += [plan.window_kv_indptr, plan.window_kv_indices, self.windowed.k_buffer[0]]
+            given += [plan.window_kv_indptr, plan.window_kv_indices]
         reads = [tensor for tensor in given if tensor is not None]
         written = [tensor for tensor in (keys, values, logits, states) if tensor is not None]
         name = self._name()
-        self.watcher.device.launch(run, reads=[*reads, key_buffer, value_buffer], writes=written, name=name)
+        self.watcher.device.launch(run, reads=reads, writes=written, name=name)
         where, named = _write_loc(batch, plan)
         self.pool.set_kv_buffer(self.runner.layer, *where, keys, values, **named)
         if self.windowed is not None:
@@ -627,6 +637,7 @@ class Pass:
         states: Any,
         key_buffer: Any,
         value_buffer: Any,
+        window_keys: Any,
     ) -> None:
         pool = len(key_buffer)
         tokens, positions, lengths = (access.host(of).tolist() for of in (self.tokens, self.positions, self.lengths))
@@ -638,7 +649,7 @@ class Pass:
         given = None if self.hidden is None else attention.hashes_of(access.host(self.hidden).numpy())
         branches = max(1, len(tokens) // max(1, self.requests)) if self.is_decode else 1
         written = access.host(self.written).numpy() if self.reads_slots else None
-        windows = None if self.windowed is None else self._windows(access)
+        windows = None if self.windowed is None else self._windows(access, window_keys)
         found: dict[int, tuple[int, int]] = {}  # of a token (the number of its row, its state)
         if self.is_verify and not self.is_draft:
             self.watcher.verified.clear()
@@ -661,10 +672,12 @@ class Pass:
                 if seat is not None:
                     self.watcher.twice(seat, int(np.argmax(twice)), int(twice.sum()))
                 before = before[~twice]
+            _read(access, seat, key_buffer, before)
+            _read(access, seat, value_buffer, before)
             read = all_keys[before]
             prefix = attention.linked(read, all_values[before], self._before(seat))
             if windows is not None:
-                prefix = self._in_window(windows, seat, row.number, read, prefix)
+                prefix = self._in_window(access, windows, seat, row.number, read, prefix)
             own = [int(tokens[t]) for t in row.tokens]
             hidden = None if given is None else [given[t] for t in row.tokens]
             if self.layer:
@@ -696,23 +709,31 @@ class Pass:
             found.update({t: (row.number // branches, state) for t, state in zip(row.tokens, own_states, strict=True)})
         self._write(access, found, len(tokens), out_logits, out_states)
 
-    def _windows(self, access: Any) -> tuple[list[int], Ints, Ints]:
-        """(where each row's slots begin, the slots, the keys in the window's pool) of the window's layer."""
+    def _windows(self, access: Any, buffer: Any) -> tuple[list[int], Ints, Any]:
+        """(where each row's slots begin, the slots, the keys of the window's pool on the device) of its layer."""
         slots: Ints = _from(access.host(self.plan.window_kv_indices)).numpy()
-        keys: Ints = access.host(self.windowed.k_buffer[0]).numpy().reshape(-1)
-        return access.host(self.plan.window_kv_indptr).tolist(), slots, keys
+        return access.host(self.plan.window_kv_indptr).tolist(), slots, buffer
 
     def _in_window(
-        self, windows: tuple[list[int], Ints, Ints], seat: Seat | None, number: int, read: Ints, prefix: int
+        self,
+        access: Any,
+        windows: tuple[list[int], Ints, Any],
+        seat: Seat | None,
+        number: int,
+        read: Ints,
+        prefix: int,
     ) -> int:
         """The prefix that a row makes of what both layers read: that of the full one, where the window's has the same
         at each position that the row's first token attends to.
         """
-        indptr, indices, keys = windows
+        indptr, indices, buffer = windows
+        keys = access.host(buffer).numpy().reshape(-1)
         slots = indices[indptr[number] : indptr[number + 1]]
         outside = (slots < 0) | (slots >= len(keys))
         wanted = min(len(read), self.runner.sliding_window_size - 1)
-        found = keys[np.where(outside, 0, slots)][max(0, len(slots) - wanted) :]
+        inside = np.where(outside, 0, slots)[max(0, len(slots) - wanted) :]
+        _read(access, seat, buffer, inside)
+        found = keys[inside]
         if len(found) == wanted and (found == read[len(read) - wanted :]).all():
             return prefix
         if seat is not None:
@@ -796,6 +817,12 @@ class Pass:
         """The request of a row, None where a batch is padded."""
         seats = self.watcher.running.seats
         return seats[number] if number < len(seats) else None
+
+
+def _read(access: Any, seat: Seat | None, buffer: Any, slots: Ints) -> None:
+    """A row reads these slots of a layer's keys or values, where slots are told apart."""
+    elements = None if buffer.memory.elements is None else elements_of(buffer, slots)
+    access.read(buffer, elements, None if seat is None else seat.matters)
 
 
 def _from(view: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,9 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release", window=8, graphs=True, slots=400, page_size=4),
     Setup(worker="release", window=8, graphs=True, topk=2, draft_tokens=6, slots=400),
     Setup(worker="release", window=8, overlap=False, slots=400, chunk=12, radix=False),
+    Setup(worker="release", hicache="write_through", slots=80),
+    Setup(worker="release", hicache="write_back", page_size=4, slots=72, reserve=0.1),
+    Setup(worker="release", hicache="write_through_selective", graphs=True, slots=72, reserve=0.1),
 )
 
 OPTIONS = frozenset(
@@ -85,6 +88,7 @@ OPTIONS = frozenset(
         "adaptive",
         "drafter",
         "draft_tokens",
+        "hicache",
         "hidden_states",
         "kv_events",
         "mixed",

@@ -26,7 +26,7 @@ from specsim.engines.sglang.guards import Guards, read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
 from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
-from specsim.engines.sglang.scheduler.families import root_of, slots_in
+from specsim.engines.sglang.scheduler.families import host_slots_in, root_of, slots_in
 from specsim.engines.sglang.scheduler.kv_events import cached, events_of, makes_events
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
@@ -82,20 +82,25 @@ if TYPE_CHECKING:
     from specsim.world.kv_events import Event
     from specsim.world.packages import Edit
 
-LACKS = (
-    ("schedules with logprobs of prompts or hidden states", "the fake model computes no logits"),
-    ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
+_OF_ANY_WORKER = (
     (
         "schedules in which a batch waits for no more than the reads of the one before",
         "a worker here does not say when it has read its tables, so that a batch waits for all that it does",
     ),
-    ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
+    ("schedules with several ranks or disaggregation", "one process runs, without sockets"),
+)
+LACKS = (
+    ("schedules with logprobs of prompts or hidden states", "the fake model computes no logits"),
+    ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
+    ("schedules with a hierarchical cache", "the KV of the fake worker is in no pool of the release"),
+    *_OF_ANY_WORKER,
 )
 LACKS_OF_RELEASE_WORKERS = (
     ("schedules with a sliding window of a draft model", "the draft model has full attention here"),
     ("the corpus of n-grams", "it is in C++, and in its place is one that draws drafts"),
     ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
-    *LACKS[-2:],
+    ("a hierarchical cache with storage or a sliding window", "what is copied here is KV of full attention"),
+    *_OF_ANY_WORKER,
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
 COVERED = tuple(f"{folder}/" for folder in OF_SCHEDULES)
@@ -277,6 +282,7 @@ def _options(setup: Setup) -> Options:
         adaptive=setup.adaptive,
         hidden_states=setup.hidden_states,
         kv_events=setup.kv_events,
+        hicache=setup.hicache,
         context_length=setup.context + OUTSIDE if setup.context else CONTEXT_LENGTH,
     )
 
@@ -623,6 +629,11 @@ class Started:
         elif setup.page_size == 1:
             pools.free_slots = booted.allocator.free_pages.tolist()
         pools.nodes = _nodes(booted.radix_tree) if setup.radix else []
+        if (host := booted.host_pool) is not None:
+            pools.host_total, pools.host_free = host.size, host.available_size()
+            pools.host_nodes = _nodes(booted.radix_tree, host_slots_in)
+            keys = host.k_buffer[0].host_bytes.reshape(-1).tolist()
+            pools.host_contents = {slot: keys[slot] for node in pools.host_nodes or () for slot in node.slots}
         if pools.nodes is not None and window is not None:
             pools.window_nodes = list(_in_window(pools.nodes, booted.window_slots()))
         pools.free_row_numbers = list(booted.row_pool.free_slots)
@@ -685,8 +696,8 @@ def _in_window(nodes: Iterable[TreeNode], window_slots: Sequence[int]) -> Iterat
                 yield TreeNode(tokens, (window_slots[slot],))
 
 
-def _nodes(tree: Any) -> list[TreeNode] | None:
-    """The nodes of a radix tree; None where the release has another one."""
+def _nodes(tree: Any, slots_of: Callable[[Any], Any] = slots_in) -> list[TreeNode] | None:
+    """The nodes of a radix tree that hold slots of a pool; None where the release has another one."""
     root = root_of(tree)
     if root is None:
         return None
@@ -694,11 +705,13 @@ def _nodes(tree: Any) -> list[TreeNode] | None:
     stack: list[tuple[Any, tuple[int, ...]]] = [(child, ()) for child in root.children.values()]
     while stack:
         node, before = stack.pop()
-        value = slots_in(node)
+        value = slots_of(node)
+        count = max(len(held) for held in (slots_in(node), host_slots_in(node), ()) if held is not None)
         slots = () if value is None else tuple(int(slot) for slot in value.tolist())
         # Keys of EAGLE are pairs of tokens, or hold the token after the last slot too: a slot is of the first of each.
         own = tuple(token[0] if isinstance(token, tuple) else int(token) for token in node.key.token_ids)
-        tokens = (*before, *own[: len(slots)])
-        found.append(TreeNode(tokens, slots))
+        tokens = (*before, *own[:count])
+        if slots:
+            found.append(TreeNode(tokens, slots))
         stack += [(child, tokens) for child in node.children.values()]
     return found
