@@ -10,7 +10,7 @@ from specsim.verdict import Rule, Severity
 from specsim.world.kv import FreedTwice, NoSlot
 from specsim.world.ledger import Freed
 from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
-from specsim.world.scheduler import Pools, TreeNode
+from specsim.world.scheduler import Pools
 
 NAMED_MAX = 4
 """Slots or rows of a request that are named, where some are lost."""
@@ -84,17 +84,15 @@ class SlotsAtRest(Check):
         if pools.window_total >= 0:
             sizes.append(("window-slots", pools.window_total, pools.window_free + pools.window_cached))
         if pools.host_nodes is not None:
-            sizes.append(("host-slots", pools.host_total, pools.host_free + sum(map(_size, pools.host_nodes))))
+            sizes.append(
+                ("host-slots", pools.host_total, pools.host_free + sum(len(node.slots) for node in pools.host_nodes))
+            )
         for name, total, found in sizes:
             if found != total:
                 side = "lost" if found < total else "twice"
                 lost = _lost_slots(pools) if (name, side) == ("slots", "lost") else {}
                 actual = f"{found}{_without('slot', 'written last for', lost)}"
                 yield self.broken(f"{name}:{side}", _user(lost), f"{total} free or cached", actual)
-
-
-def _size(node: TreeNode) -> int:
-    return len(node.slots)
 
 
 def _lost_slots(pools: Pools) -> dict[int, str]:

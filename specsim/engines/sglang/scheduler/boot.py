@@ -272,9 +272,10 @@ class Booted:
 
     def _is_copying(self) -> bool:
         """Whether copies of a hierarchical cache are under way, or done and not known to be."""
-        controller = self.radix_tree.cache_controller if self.options.hicache else None
-        queues = ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue")
-        return any(len(getattr(controller, name, ())) for name in queues)
+        if not self.options.hicache:
+            return False
+        made = self.radix_tree.cache_controller
+        return any((made.write_queue, made.load_queue, made.ack_write_queue, made.ack_load_queue))
 
     @property
     def host_pool(self) -> Any:

@@ -564,7 +564,10 @@ class Pass:
         self.is_whole = self.is_decode or self.is_verify or _is_draft_extend_v2(mode)
         # Backends that hold no pool take the batch's.
         self.pool = getattr(backend, "token_to_kv_pool", None) or batch.token_to_kv_pool
-        self.full, self.windowed = kv_pools(self.pool)
+        self.windowed = kv_pools(self.pool)[1]
+        # By the release's own functions, which wait for what is copied from the host.
+        self.keys, self.values = self.pool.get_kv_buffer(FULL_LAYER)
+        self.window_keys = None if self.windowed is None else self.pool.get_key_buffer(WINDOW_LAYER)
         self.layer = runner.draft_layer
         self.extended, self.written = batch.extend_seq_lens, batch.out_cache_loc
         self.reads_slots = not self.is_whole or (self.is_verify and not self.is_draft)
@@ -585,12 +588,9 @@ class Pass:
         if capture.need_capture():
             length = count if capture.is_full() else rows
             states = torch.empty((length, HIDDEN_SIZE), dtype=torch.float32, device="cuda")
-        # By the release's own functions, which wait for what is copied from the host.
-        key_buffer, value_buffer = self.pool.get_kv_buffer(FULL_LAYER)
-        window_keys = None if self.windowed is None else self.pool.get_key_buffer(WINDOW_LAYER)
 
         def run(access: Any) -> None:
-            self._compute(access, keys, values, logits, states, key_buffer, value_buffer, window_keys)
+            self._compute(access, keys, values, logits, states)
 
         plan = self.plan
         given = [self.tokens, self.positions, self.lengths, plan.kv_indptr, plan.kv_indices, self.hidden]
@@ -635,21 +635,18 @@ class Pass:
         values: Any,
         logits: Any,
         states: Any,
-        key_buffer: Any,
-        value_buffer: Any,
-        window_keys: Any,
     ) -> None:
-        pool = len(key_buffer)
+        pool = len(self.keys)
         tokens, positions, lengths = (access.host(of).tolist() for of in (self.tokens, self.positions, self.lengths))
         all_keys, all_values, out_keys, out_values = (
-            access.host(of).numpy().reshape(-1) for of in (key_buffer, value_buffer, keys, values)
+            access.host(of).numpy().reshape(-1) for of in (self.keys, self.values, keys, values)
         )
         out_logits = access.host(logits).numpy()
         out_states = None if states is None else access.host(states).numpy()
         given = None if self.hidden is None else attention.hashes_of(access.host(self.hidden).numpy())
         branches = max(1, len(tokens) // max(1, self.requests)) if self.is_decode else 1
         written = access.host(self.written).numpy() if self.reads_slots else None
-        windows = None if self.windowed is None else self._windows(access, window_keys)
+        windows = None if self.windowed is None else self._windows(access)
         found: dict[int, tuple[int, int]] = {}  # of a token (the number of its row, its state)
         if self.is_verify and not self.is_draft:
             self.watcher.verified.clear()
@@ -672,8 +669,8 @@ class Pass:
                 if seat is not None:
                     self.watcher.twice(seat, int(np.argmax(twice)), int(twice.sum()))
                 before = before[~twice]
-            _read(access, seat, key_buffer, before)
-            _read(access, seat, value_buffer, before)
+            for buffer in (self.keys, self.values):
+                _read(access, seat, buffer, before)
             read = all_keys[before]
             prefix = attention.linked(read, all_values[before], self._before(seat))
             if windows is not None:
@@ -709,15 +706,16 @@ class Pass:
             found.update({t: (row.number // branches, state) for t, state in zip(row.tokens, own_states, strict=True)})
         self._write(access, found, len(tokens), out_logits, out_states)
 
-    def _windows(self, access: Any, buffer: Any) -> tuple[list[int], Ints, Any]:
-        """(where each row's slots begin, the slots, the keys of the window's pool on the device) of its layer."""
+    def _windows(self, access: Any) -> tuple[list[int], Ints, Ints]:
+        """(where each row's slots begin, the slots, the keys in the window's pool) of the window's layer."""
         slots: Ints = _from(access.host(self.plan.window_kv_indices)).numpy()
-        return access.host(self.plan.window_kv_indptr).tolist(), slots, buffer
+        keys: Ints = access.host(self.window_keys).numpy().reshape(-1)
+        return access.host(self.plan.window_kv_indptr).tolist(), slots, keys
 
     def _in_window(
         self,
         access: Any,
-        windows: tuple[list[int], Ints, Any],
+        windows: tuple[list[int], Ints, Ints],
         seat: Seat | None,
         number: int,
         read: Ints,
@@ -726,13 +724,12 @@ class Pass:
         """The prefix that a row makes of what both layers read: that of the full one, where the window's has the same
         at each position that the row's first token attends to.
         """
-        indptr, indices, buffer = windows
-        keys = access.host(buffer).numpy().reshape(-1)
+        indptr, indices, keys = windows
         slots = indices[indptr[number] : indptr[number + 1]]
         outside = (slots < 0) | (slots >= len(keys))
         wanted = min(len(read), self.runner.sliding_window_size - 1)
         inside = np.where(outside, 0, slots)[max(0, len(slots) - wanted) :]
-        _read(access, seat, buffer, inside)
+        _read(access, seat, self.window_keys, inside)
         found = keys[inside]
         if len(found) == wanted and (found == read[len(read) - wanted :]).all():
             return prefix
@@ -820,9 +817,8 @@ class Pass:
 
 
 def _read(access: Any, seat: Seat | None, buffer: Any, slots: Ints) -> None:
-    """A row reads these slots of a layer's keys or values, where slots are told apart."""
-    elements = None if buffer.memory.elements is None else elements_of(buffer, slots)
-    access.read(buffer, elements, None if seat is None else seat.matters)
+    """A row reads these slots of a layer's keys or values."""
+    access.read(buffer, elements_of(buffer, slots), None if seat is None else seat.matters)
 
 
 def _from(view: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from specsim.vdevice.history import Memory
@@ -26,8 +25,11 @@ def operations(device: Callable[[], Any]) -> Mapping[str, Callable[..., Any]]:
     def transfer_kv_per_layer(
         src_k: Any, dst_k: Any, src_v: Any, dst_v: Any, src_indices: Any, dst_indices: Any, *_sizes: Any, **_named: Any
     ) -> None:
-        pairs = [(_buffer(source), _buffer(target)) for source, target in ((src_k, dst_k), (src_v, dst_v))]
-        _launch(device(), "transfer_kv_per_layer", lambda _access: pairs, src_indices, dst_indices)
+        def run(access: Any) -> None:
+            for source, target in ((src_k, dst_k), (src_v, dst_v)):
+                _copy(access, source, target, src_indices, dst_indices)
+
+        device().launch(run, reads=[src_indices, dst_indices], name=transfer_kv_per_layer.__name__)
 
     def transfer_kv_all_layer(
         src_k_layers: Any,
@@ -40,51 +42,33 @@ def operations(device: Callable[[], Any]) -> Mapping[str, Callable[..., Any]]:
         **_named: Any,
     ) -> None:
         """Layers are tables of pointers."""
-        tables = ((src_k_layers, dst_k_layers), (src_v_layers, dst_v_layers))
-        pairs = _pointed(device(), tables)
-        _launch(device(), "transfer_kv_all_layer", pairs, src_indices, dst_indices)
+        addressed = device().addressed
+
+        def run(access: Any) -> None:
+            for tables in ((src_k_layers, dst_k_layers), (src_v_layers, dst_v_layers)):
+                for pair in zip(*(access.host(table).tolist() for table in tables), strict=True):
+                    source, target = (Buffer(*addressed[address]) for address in pair)
+                    _copy(access, source, target, src_indices, dst_indices)
+
+        device().launch(run, reads=[src_indices, dst_indices], name=transfer_kv_all_layer.__name__)
 
     return {made.__name__: made for made in (transfer_kv_per_layer, transfer_kv_all_layer)}
 
 
-def _buffer(tensor: Any) -> Buffer:
-    return Buffer(tensor.memory, tensor.host_bytes)
-
-
-def _pointed(device: Any, tables: Any) -> Callable[[Any], list[tuple[Buffer, Buffer]]]:
-    def pairs(access: Any) -> list[tuple[Buffer, Buffer]]:
-        found = []
-        for one in tables:
-            columns = [[Buffer(*device.addressed[address]) for address in access.host(table).tolist()] for table in one]
-            found += list(zip(*columns, strict=True))
-        return found
-
-    return pairs
-
-
-def _launch(
-    device: Any,
-    name: str,
-    pairs: Callable[[Any], list[tuple[Buffer, Buffer]]],
-    src_indices: Any,
-    dst_indices: Any,
-) -> None:
-    def run(access: Any) -> None:
-        sources, targets = (access.host(indices).numpy() for indices in (src_indices, dst_indices))
-        for source, target in pairs(access):
-            for buffer, slots in ((source, sources), (target, targets)):
-                if outside := [slot for slot in slots.tolist() if not 0 <= slot < len(buffer.host_bytes)]:
-                    access.failed(IndexError(f"slot {outside[0]} of {len(buffer.host_bytes)}"))
-                    return
-            access.read(source, elements_of(source, sources))
-            target.host_bytes[targets] = source.host_bytes[sources]
-            access.write(target, elements_of(target, targets))
-
-    device.launch(run, reads=[src_indices, dst_indices], name=name)
+def _copy(access: Any, source: Any, target: Any, src_indices: Any, dst_indices: Any) -> None:
+    """Slots of one buffer to slots of another; both have `memory` and `host_bytes`."""
+    into, out_of = access.host(target), access.host(source)
+    sources, targets = (access.host(indices).numpy() for indices in (src_indices, dst_indices))
+    for part, slots in ((out_of, sources), (into, targets)):
+        if outside := [slot for slot in slots.tolist() if not 0 <= slot < len(part)]:
+            access.failed(IndexError(f"slot {outside[0]} of {len(part)}"))
+            return
+    access.read(source, elements_of(source, sources))
+    into[targets] = out_of[sources]
+    access.write(target, elements_of(target, targets))
 
 
 def elements_of(buffer: Any, slots: Any) -> Any:
-    """The elements of a buffer's storage that its slots have: flat indices, [n] int64."""
-    part = buffer.host_bytes
-    width = part[0].numel()
-    return (part.storage_offset() + slots[:, None] * part.stride(0) + np.arange(width)).reshape(-1)
+    """The elements of a buffer's storage that its slots have: flat indices, [n] int64. None where none are tracked."""
+    tracked, part = buffer.memory.elements, buffer.host_bytes
+    return None if tracked is None else tracked.of(part).reshape(len(part), -1)[slots].reshape(-1)
