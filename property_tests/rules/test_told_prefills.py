@@ -1,4 +1,4 @@
-"""What a user is told of the prefills of a request: what of its prompt was cached, and how often it was retracted."""
+"""What a user is told beside tokens: what of a prompt was cached, how often a request was retracted, and in parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from specsim.engines.sglang.scheduler.setups import FACTS
 from specsim.rules.answers import VisibleOutputs
 from specsim.world.rule import Run
-from specsim.world.scheduler import Answer, Chunk, Launch, Seen, Setup, Turn
+from specsim.world.scheduler import Answer, Chunk, Launch, Part, Seen, Setup, Turn
 from specsim.world.workload import Workload
 
 TURN = Turn("a", tuple(range(20)), 1, at=0)
@@ -69,3 +69,25 @@ def test_where_prefills_have_requests_that_decode_nothing_is_said_of_them() -> N
         Launch(3, "extend", ("a",), (Chunk(5, 1),)),
     ]
     assert wrong(*launches, setup=Setup(mixed=True), cached_tokens=3, retractions=0) == []
+
+
+@pytest.mark.parametrize(
+    ("tiers", "part"), [((), ""), ((3, 0), ""), ((1, 2), ""), ((3, 3), "cached-by-tier"), ((2,), "cached-by-tier")]
+)
+def test_what_was_cached_in_each_tier_adds_up(tiers: tuple[int, ...], part: str) -> None:
+    found = wrong(Launch(1, "extend", ("a",)), cached_tokens=3, cached_by_tier=tiers)
+    assert [one.split(":")[-1] for one in found] == [part] * bool(part)
+
+
+@pytest.mark.parametrize(
+    ("behind", "part"),
+    [
+        ((), ""),
+        ((Part(0, -1, ends=False),), ""),
+        ((Part(0, -1, ends=True),), "end"),
+        ((Part(1, -1, ends=False),), "end"),
+    ],
+)
+def test_behind_the_end_of_an_answer_is_nothing_that_anybody_reads(behind: tuple[Part, ...], part: str) -> None:
+    found = wrong(Launch(1, "extend", ("a",)), parts=(Part(1, -1, ends=True), *behind))
+    assert [one.split(":")[-1] for one in found] == [part] * bool(part)

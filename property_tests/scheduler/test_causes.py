@@ -17,11 +17,7 @@ from specsim.lifting.source import SourceTree
 
 SCHEDULES = 6
 DEFECTS = {
-    "memory that was freed is freed again, and a model reads it for whoever has it by then": (
-        OLD,
-        "P26",
-        ["scheduler:I16:free-list", "scheduler:S2:race:full_to_swa_index_mapping:"],
-    ),
+    "memory that was freed is freed again": (OLD, "P26", ["scheduler:I16:free-list"]),
     "a batch is filtered before a verification has written its lengths": (
         OLD,
         "Q05",

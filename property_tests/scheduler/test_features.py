@@ -33,15 +33,19 @@ PRESENCE = "BatchedPresencePenalizer._filter"
 OWN_WORKER = next(str(number) for number, setup in enumerate(SETUPS) if setup.worker == "release")
 SENDS_HIDDEN = next(str(number) for number, setup in enumerate(SETUPS) if setup.hidden_states)
 OWN_WINDOW = next(str(i) for i, setup in enumerate(SETUPS) if setup.worker == "release" and setup.window)
-COPIES_BACK, COPIES_AT_ONCE = (
-    next(str(i) for i, setup in enumerate(SETUPS) if setup.hicache == policy)
-    for policy in ("write_back", "write_through")
+COPIES_BACK, COPIES_BACK_OF_FAKE, COPIES_AT_ONCE = (
+    next(str(i) for i, setup in enumerate(SETUPS) if setup.worker == worker and setup.hicache == policy)
+    for worker, policy in (("release", "write_back"), ("fake", "write_back"), ("release", "write_through"))
 )
 CONTROLLER, TREE = "managers.cache_controller", "mem_cache.unified_radix_cache"
 PLANS = "layers.attention.triton_backend"
 SAMPLES = "speculative.eagle_utils"
 OFFSET = "send_output_token_logprobs_offset"
 DEFECTS = {
+    "a request's salt is not handed on": (
+        (V1, "", "0", LOOP, "Scheduler.handle_generate_request", "drop-keyword", "extra_key", "0"),
+        "scheduler:S22:request",
+    ),
     "a batch is handed the tokens of the one before": (
         (V1, "", "", RELAY, "FutureMap.alloc_future_indices", "minus-one", "bs", "0"),
         "scheduler:I05:input:other-tokens",
@@ -168,18 +172,20 @@ def test_a_defect_of_a_feature_is_found(release: Callable[[str], SourceTree], na
     assert expected not in shown(version, *defect[:2], "managers", "", "", "", "0")
 
 
+@pytest.mark.parametrize("setup", [COPIES_BACK, COPIES_BACK_OF_FAKE], ids=["release", "fake"])
 def test_a_pass_that_does_not_wait_for_a_hierarchical_cache_is_found_on_both_sides(
-    release: Callable[[str], SourceTree],
+    release: Callable[[str], SourceTree], setup: str
 ) -> None:
     release(V2)
-    found = shown(V2, "", COPIES_BACK, CONTROLLER, "LayerLoadingEvent.complete", "drop-call", "record", "0")
+    defect = CONTROLLER, "LayerLoadingEvent.complete", "drop-call", "record", "0"
+    found = shown(V2, "", setup, *defect, schedules=3 * SCHEDULES)
     assert {"scheduler:I05:full:other-tokens", "scheduler:I27:host"} <= set(found)
 
 
-def shown(version: str, feature: str, setup: str, *defect: str) -> list[str]:
+def shown(version: str, feature: str, setup: str, *defect: str, schedules: int = SCHEDULES) -> list[str]:
     """The signatures that schedules show; see the program."""
     module = "property_tests.support.planted_schedules"
-    command = [sys.executable, "-m", module, version, str(SCHEDULES), feature, setup, *defect]
+    command = [sys.executable, "-m", module, version, str(schedules), feature, setup, *defect]
     ended = subprocess.run(command, env=of_target(), check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     signatures: list[str] = json.loads(ended.stdout.splitlines()[-1])

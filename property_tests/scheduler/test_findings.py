@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -25,7 +26,8 @@ VERSION, NEWEST = FEW[2], FEW[-1]
 OF_BOTH_TREES = list(RELEASES)[-1]
 FIRST = 36  # schedules, of which two show the race
 BEFORE = list(RELEASES)[list(RELEASES).index(VERSION) - 1]
-PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "scheduler.md"
 
 
 def refusal(setup: Setup) -> str:
@@ -68,6 +70,23 @@ def test_a_scheduler_whose_import_ends_its_process_is_a_finding(tmp_path: Path) 
 def test_the_page_names_every_setup() -> None:
     text = PAGE.read_text()
     assert [setup.name for setup in SETUPS if f"| {setup.name} |" not in text.replace("`", "")] == []
+
+
+def test_what_no_schedule_runs_adds_up() -> None:
+    """The statements that the page has of each part are those of its files in the measured coverage."""
+    told = PAGE.read_text().partition("file by file](../")[2]
+    files = json.loads((ROOT / told.partition(")")[0]).read_text())["coverage"]
+    ran, total = (sum(counts[name] for counts in files.values()) for name in ("run", "statements"))
+    assert f"run {ran:,} of {total:,} statements of {len(files)}\nfiles" in PAGE.read_text()
+    table = told.partition("| -- | -- | -- |\n")[2].partition("\n\n")[0]
+    for part, count, _what in (line.strip("|").split("|") for line in table.splitlines()):
+        names = re.findall(r"`([^`]+)`", part)
+        missing = [counts["statements"] - counts["run"] for path, counts in files.items() if names_one(path, names)]
+        assert int(count.replace(",", "")) == sum(missing), part
+
+
+def names_one(path: str, names: Iterable[str]) -> bool:
+    return any(f"/{name}" in path for name in names)
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,8 @@ def test_the_newest_release_breaks_no_rule_but_in_a_pipeline_without_asynchronou
     known = [schedule for schedule, is_one in zip(schedules, is_known, strict=True) if is_one]
     assert "scheduler:I05:input:nothing" in signatures_of(known)
     others = [schedule for schedule in schedules if schedule not in known]
-    assert signatures_of(others) == ["scheduler:S17:copy"]
+    with_a_connector = "scheduler:X1:_update_from_kv_xfer_finished:AssertionError"
+    assert signatures_of(others) == ["scheduler:S17:copy", with_a_connector]
     assert len({schedule["digest"] for schedule in schedules}) == COUNT
 
 
@@ -232,6 +233,7 @@ def test_each_planted_defect_is_of_the_newest_release(vllm_release: str, wheel_c
             10,
             marks=pytest.mark.slow,
         ),
+        ("vllm.v1.request:Request.from_engine_core_request:drop-keyword:cache_salt:0", "scheduler:S22:request", 54),
         ("E01", "scheduler:S17:gone", 10),
         ("E03", "scheduler:S17:parent", 10),
         ("E05", "scheduler:S17:unknown", 20),

@@ -9,7 +9,10 @@ from typing import Any
 
 from specsim.engines.sglang.scheduler.setups import SETUPS
 from specsim.world.scheduler import rows_of
-from specsim.world.workload import FEATURES as DRAWN
+from specsim.world.workload import FEATURES as KINDS
+from specsim.world.workload import SALTED
+
+DRAWN = {*KINDS, SALTED}
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ALWAYS = "always"
@@ -69,6 +72,7 @@ FEATURES = (
         judged=("kernel:alloc_extend", "kernel:alloc_decode"),
     ),
     Feature("prefix cache", option="disable_radix_cache", setup=(ALWAYS,)),
+    Feature("salts of the prefix cache", drawn=SALTED),
     Feature("chunked prefill", option="chunked_prefill_size", setup=("chunk",)),
     Feature("prefill and decode in one batch", option="enable_mixed_chunk", setup=("mixed",)),
     Feature("retraction", option="schedule_conservativeness", setup=("reserve",)),

@@ -111,6 +111,7 @@ class VisibleOutputs(Check):
         says("counts another token", lambda one: {"completion_tokens": one.completion_tokens + 1}),
         says("counts a part of the prompt", lambda one: {"prompt_tokens": one.prompt_tokens - 1}),
         says("counts too much as cached", lambda one: {"cached_tokens": one.prompt_tokens}),
+        says("counts others by tier", lambda one: {"cached_by_tier": (one.cached_tokens, 1)}),
         says("counts another verification", lambda one: {"verifications": one.verifications + 1}),
         says("counts other drafts", lambda one: {"correct_drafts": one.correct_drafts + 99}),
         says("counts other runs", lambda one: {"runs": (99,)}),
@@ -206,13 +207,15 @@ class VisibleOutputs(Check):
             yield self.broken(f"{kind}:retractions", answer.rid, f"from {fewest} to {most}", answer.retractions)
 
     def _parts(self, answer: Answer, kind: str) -> Iterator[Violation]:
-        """An answer ends once, with its last part; and a part that says how many tokens there are by then is right."""
+        """An answer ends once: behind that no part has a token or ends it again, and an empty one nobody reads. A part
+        that says how many tokens there are by then is right.
+        """
         said = 0
         for number, part in enumerate(answer.parts):
             said += part.tokens
-            is_last = number == len(answer.parts) - 1
-            if part.ends and not is_last:
-                later = sum(other.tokens for other in answer.parts[number + 1 :])
+            behind = answer.parts[number + 1 :]
+            later, is_last = sum(other.tokens for other in behind), not behind
+            if part.ends and (later or any(other.ends for other in behind)):
                 what = f"an end, and then {later} tokens" if later else "two ends"
                 yield self.broken(f"{kind}:end", answer.rid, "one end, with its last part", what)
                 return
@@ -231,10 +234,12 @@ class VisibleOutputs(Check):
         tokens, longest = len(answer.tokens), self.setup.run_max
         counts = [("completion-tokens", answer.completion_tokens, range(tokens, tokens + 1))]
         if answer.reason != "abort":
+            by_tier = sum(answer.cached_by_tier) if answer.cached_by_tier else answer.cached_tokens
             needed = ceil((tokens - launches[answer.rid, "extend"]) / longest)
             counts += [
                 ("prompt-tokens", answer.prompt_tokens, range(prompt, prompt + 1)),
                 ("cached-tokens", answer.cached_tokens, range(prompt)),
+                ("cached-by-tier", by_tier, range(answer.cached_tokens, answer.cached_tokens + 1)),
                 ("verifications", answer.verifications, range(max(needed, 0), launches[answer.rid, "decode"] + 1)),
             ]
             # A verification brings its drafts that are right and one token, of which the last may be cut off; of the

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from specsim.verdict import Rule, Severity
 from specsim.world.rule import Check, Lie, Run, Violation
-from specsim.world.scheduler import Chunk, Seen, held_in_window, held_of
+from specsim.world.scheduler import Chunk, Seen, first_difference, held_in_window, held_of, of_salt
 
 
-def _begins_at_first(seen: Seen) -> Seen:
-    chunks = [tuple(Chunk(0, 1, 10_000) for _rid in launch.rids) for launch in seen.launches]
-    return replace(seen, launches=[one._replace(chunks=each) for one, each in zip(seen.launches, chunks, strict=True)])
+def _begins_at(start: int, held: int) -> Callable[[Seen], Seen]:
+    def says(seen: Seen) -> Seen:
+        launches = [one._replace(chunks=(Chunk(start, 1, held),) * len(one.rids)) for one in seen.launches]
+        return replace(seen, launches=launches)
+
+    return says
 
 
 class Reuse(Check):
@@ -24,7 +27,7 @@ class Reuse(Check):
     """
 
     rule = Rule("S15", "reuse", "what the prefix cache holds is not computed again", Severity.METRIC)
-    defects = (Lie("begins with the first token", "seen", _begins_at_first),)
+    defects = (Lie("begins with the first token", "seen", _begins_at(0, 10_000)),)
 
     def after(self, run: Run) -> Iterator[Violation]:
         turns = {turn.rid: turn for turn in run.users.workload.turns}
@@ -50,9 +53,10 @@ class Reuse(Check):
             if answer.rid not in launches[-1].rids or answer.reason == "abort" or told.turn.session:
                 continue
             tokens = (*told.prompt, *answer.tokens[: told.turn.answer])  # I40 finds those beyond its limit
-            held, could = held_of(nodes, tokens), self._whole_pages(len(tokens) - 1)
+            salt = told.turn.salt
+            held, could = held_of(of_salt(nodes, salt), tokens), self._whole_pages(len(tokens) - 1)
             if self.setup.window:
-                held = held_in_window(windows, tokens, held, self.setup.window - 1)
+                held = held_in_window(of_salt(windows, salt), tokens, held, self.setup.window - 1)
             if held < could:
                 expected = f"{could} positions of it in the cache, behind which nobody came"
                 yield self.broken("last", answer.rid, expected, f"it has {held}")
@@ -62,3 +66,31 @@ class Reuse(Check):
         """Whole pages of so many positions, but for a page."""
         page = max(self.setup.pages)
         return (positions // page - 1) * page
+
+
+class Salts(Check):
+    """What a request begins behind, another one of its salt began to compute before it, whose prompt and answer are the
+    same up to there; one without a salt, where it has none. Salts keep tenants apart. Not looked at where
+    KV comes from outside the engine.
+    """
+
+    rule = Rule("S22", "salts", "a request begins behind KV of requests with its salt", Severity.WRONG_RESULT)
+    defects = (Lie("begins behind another's tokens", "seen", _begins_at(1, -1)),)
+
+    def at_rest(self, run: Run) -> Iterator[Violation]:
+        turns = {turn.rid: turn for turn in run.users.workload.turns}
+        texts = {one.rid: (*one.prompt, *one.outputs) for one in run.started.requests() if one.rid in turns}
+        before: list[str] = []
+        for launch in () if self.setup.connector else run.started.seen.launches:
+            for rid, chunk in zip(launch.rids, launch.chunks, strict=False):
+                if rid in before or rid not in texts or chunk.drafts >= 0:  # who verifies drafts has begun
+                    continue
+                others = (texts[one] for one in before if turns[one].salt == turns[rid].salt)
+                shared = max((first_difference(texts[rid], other) for other in others), default=0)
+                if chunk.start > shared:
+                    expected = f"to begin behind {shared} positions at most, of requests with its salt"
+                    part = "session" if turns[rid].session else "request"
+                    seen = f"it begins at position {chunk.start}"
+                    yield self.broken(part, rid, expected, seen, when=launch.iteration)
+                    return
+                before.append(rid)  # what one computes, another one in the same launch may begin behind

@@ -217,6 +217,8 @@ class Turn:
     `bias`      a bias makes the tokens less likely that it divides, 0 for none
     `hidden`    which hidden states are sent with its answer: one of HIDDEN, "" for none
     `prompt_logprobs`  token of its prompt from which on logprobs are sent beside the answer's, -1 for none
+    `salt`      what it may begin behind in the prefix cache is of requests with the same one, or of those with none
+                where it is ""
     """
 
     rid: str
@@ -239,6 +241,7 @@ class Turn:
     stream: bool = False
     hidden: str = ""
     prompt_logprobs: int = -1
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +338,8 @@ class Answer:
     `prompt_logprobs` a row for each token of the prompt from the first one on that was asked for, of which nothing
                       says a logprob: it has -1
     `retractions`     how often it was, -1 where nothing says
+    `cached_by_tier`  `cached_tokens` by where they were: on the device, in the host's memory ...; empty for no word of
+                      it
     """
 
     rid: str
@@ -353,6 +358,7 @@ class Answer:
     hidden: tuple[int, ...] = ()
     prompt_logprobs: tuple[LogprobRow, ...] = ()
     retractions: int = -1
+    cached_by_tier: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,10 +419,13 @@ class Noted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A node of the prefix cache: its tokens from the root on, and the slots of its own ones."""
+    """A node of the prefix cache: its tokens from the root on, the slots of its own ones, and the salt of the requests
+    that it is for.
+    """
 
     tokens: tuple[int, ...]
     slots: tuple[int, ...]
+    salt: str = ""
 
     @property
     def start(self) -> int:
@@ -433,6 +442,11 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     """The place of the first token that differs; that behind the shorter one where none does."""
     differs = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differs, min(len(one), len(other)))
+
+
+def of_salt(nodes: Iterable[TreeNode], salt: str) -> list[TreeNode]:
+    """Those that requests of a salt may begin behind."""
+    return [node for node in nodes if node.salt == salt]
 
 
 def held_of(nodes: Iterable[TreeNode], tokens: Sequence[int], held: int = 0) -> int:

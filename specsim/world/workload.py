@@ -28,7 +28,7 @@ ARRIVALS = (1, 40, 70, 110)
 """Iterations within which requests arrive."""
 TOKENS = range(20, 90)
 LATER_FIELDS = {
-    "turns": (Turn, ("sampling", "bias", "stream", "hidden", "prompt_logprobs")),
+    "turns": (Turn, ("sampling", "bias", "stream", "hidden", "prompt_logprobs", "salt")),
     "pauses": (Pause, ("mode", "refuses")),
 }
 """What is left out where it has its default, so that digests are those of before these fields came."""
@@ -59,6 +59,9 @@ SYSTEM = "system prompts"
 """In a quarter of schedules prompts begin with one that all have, if they do not begin as another one does."""
 BIASED = "biases"
 """Beside penalties: requests may have a logit bias, which a fake worker has seldom."""
+SALTED = "salts"
+"""In a quarter of schedules requests have one, or none."""
+SALTS = ("", "a", "b")
 RANKS = 3
 """Of how likely a token of a grammar may be: drafts have them, too."""
 BIASES = (0, 2, 3, 4)
@@ -139,6 +142,8 @@ def turn_text(turn: Mapping[str, Any]) -> str:
         parts.append("with its last hidden state" if turn["hidden"] == "last" else "with all hidden states")
     if turn.get("prompt_logprobs", -1) >= 0:
         parts.append(f"with logprobs of its prompt from token {turn['prompt_logprobs']} on")
+    if turn.get("salt"):
+        parts.append(f"with salt {turn['salt']}")
     if turn["priority"]:
         parts.append(f"priority {turn['priority']}")
     return ", ".join(parts)
@@ -168,7 +173,19 @@ def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) 
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
     pauses = tuple(_pauses(chooser, facts, spread)) if "pauses" in features else ()
     leaps = tuple(_leaps(chooser, spread)) if "time-outs" in features and sessions else ()
+    if SALTED in facts.features and chooser.choose(4, "has salts") == 3:
+        turns = list(_salted(chooser, turns))
     return Workload(tuple(turns), flushes, abort_all, pauses, leaps)
+
+
+def _salted(chooser: Chooser, turns: Sequence[Turn]) -> Iterator[Turn]:
+    """The turns of a session have the same salt."""
+    salts: dict[str, str] = {}
+    for turn in turns:
+        name = turn.session or turn.rid
+        if name not in salts:
+            salts[name] = pick(chooser, SALTS, "salt")
+        yield replace(turn, salt=salts[name])
 
 
 def _pauses(chooser: Chooser, facts: Facts, spread: int) -> Iterator[Pause]:

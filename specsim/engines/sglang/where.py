@@ -93,6 +93,7 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
     "assign_req_to_token_pool": _ROWS,
     "assign_req_to_token_pool_func": _ROWS,
     "generate_draft_decode_kv_indices": _CACHE_LOCS,
+    "compute_node_event_hash_values": (_CACHE_UTILS,),
     "compute_node_hash_values": (_CACHE_UTILS, "srt/mem_cache/radix_cache.py"),
     "get_last_loc": (_ALLOCATION, _OLD_COMMON),
     "get_last_loc_triton": _COMMON,

@@ -154,7 +154,7 @@ class Booted:
                 pools = family.pools(options, self)
                 self.tp_worker = family.target_worker(options, self, pools, stream)
                 booted._remember(pools)
-                booted.worker = booted._fake_worker(self)
+                booted.worker = booted._fake_worker(self, pools[2])
 
             def maybe_init_draft_worker(self) -> None:
                 if options.worker == "release":
@@ -184,12 +184,12 @@ class Booted:
     def _note_published(self, published: Published) -> None:
         self.worker.reports.add(published)
 
-    def _fake_worker(self, scheduler: Any) -> Worker:
+    def _fake_worker(self, scheduler: Any, pool: Any) -> Worker:
         options = self.options
         slots, window_slots = (
             size + options.page_size + 1 for size in (options.max_total_tokens, options.window_slots)
         )
-        tables = Tables(self.req_to_token, self._mapping, options.sliding_window)
+        tables = Tables(self.req_to_token, self._mapping, options.sliding_window, pool if options.hicache else None)
         worker = Worker(
             self.family.answers,
             self.device,

@@ -92,8 +92,6 @@ class Family:
         """Why these options cannot be run on this family; "" where they can."""
         if options.hidden_states and options.worker == "fake":
             return "the fake worker makes no hidden states"
-        if options.hicache and options.worker == "fake":
-            return "the KV of the fake worker is in no pool of the release, which a hierarchical cache copies"
         return ""
 
     def server_arguments(self, options: Options, model_path: str) -> Any:
@@ -293,10 +291,10 @@ class Family:
 
     def kv_pool(self, options: Options) -> Any:
         """The pool of KV of a model of one layer: a hash for each key and value. Where the worker is fake, so is this,
-        and the worker has the hashes.
+        and the worker has the hashes; but not where a hierarchical cache copies what is in it.
         """
         sizes: dict[str, Any] = {"size": options.max_total_tokens, "page_size": options.page_size, "layer_num": 1}
-        if options.worker == "fake":
+        if options.worker == "fake" and not options.hicache:
             return self.fake("kvcache", **sizes)
         pool = release_module("mem_cache.memory_pool").MHATokenToKVPool(
             dtype=torch.int64,
@@ -390,6 +388,7 @@ class Family:
             get_tokens_per_layer_info=lambda: (total, options.window_slots),
             get_worker_info=lambda: information,
             get_memory_pool=lambda: (rows, allocator),
+            register_hicache_layer_transfer_counter=nothing,
         )
 
     def draft_attributes(self, scheduler: Any) -> dict[str, Any]:

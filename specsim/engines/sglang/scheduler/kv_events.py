@@ -19,9 +19,10 @@ from specsim.world.fakes import AdapterDriftError
 from specsim.world.kv_events import BlockId, CachedBlock, Cleared, Event, Published, Removed, Stored
 
 _HASHES = "compute_node_hash_values", "hash_str_to_int64"
+_SALTED = "compute_node_event_hash_values"  # from 0.5.18 on: of a node that requests with a salt share
 _DEVICE = "GPU"
 _NATIVE, _LOADER = "mem_cache.cpp_utils.native_hash", "_load_native_hash_module"
-_ROOT = SimpleNamespace(hash_value=[], key=())
+_ROOT = SimpleNamespace(hash_value=[], event_hash_value=None, key=())
 
 
 class Publisher:
@@ -90,13 +91,15 @@ def cached(tree: Any) -> list[CachedBlock] | None:
 
 def _blocks(root: Any, page_size: int) -> Iterator[CachedBlock]:
     hashes_of, number = (getattr(home_of(name), name) for name in _HASHES)
+    hashes_of = getattr(home_of(_SALTED), _SALTED, hashes_of)
     levels = [_Level(list(root.children.values()), (), _ROOT)]
     while levels:
         level = levels.pop()
         for node in level.children:
             units = units_of(node.key)
             # Its own hashes are not read: what events say is compared with them.
-            hashes = hashes_of(SimpleNamespace(key=node.key, parent=level.parent), page_size)
+            alone = SimpleNamespace(key=node.key, parent=level.parent, event_hash_value=None)
+            hashes = hashes_of(alone, page_size)
             is_held = slots_in(node) is not None
             before = level.tokens
             for page, name in enumerate(hashes):
@@ -104,7 +107,8 @@ def _blocks(root: Any, page_size: int) -> Iterator[CachedBlock]:
                 before = (*before, *_tokens(own))
                 if is_held:
                     yield CachedBlock(BlockId(number(name)), before, _behind(own))
-            levels.append(_Level(list(node.children.values()), before, SimpleNamespace(hash_value=hashes, key=(1,))))
+            parent = SimpleNamespace(hash_value=hashes, event_hash_value=hashes, key=node.key)
+            levels.append(_Level(list(node.children.values()), before, parent))
 
 
 def units_of(key: Any) -> list[Any]:

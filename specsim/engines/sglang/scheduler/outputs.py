@@ -33,6 +33,7 @@ class SentOutput:
     hidden: tuple[int, ...] = ()  # the hash that each hidden state carries
     prompt_logprobs: tuple[LogprobRow, ...] = ()
     retractions: int = -1
+    cached_by_tier: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ FIELDS: Mapping[str, str] = {
     "http_worker_ipcs": "not compared: there are no sockets",
     "time_stats": "S10: the time in the queue; of the others not compared: the clock is made up",
     "retraction_counts": "I40, retractions: prefills of one that had run",
-    "cached_tokens_details": "not compared: there is no hierarchical cache",
+    "cached_tokens_details": "I40, cached-by-tier: they add up",
     "load": "not compared: of the scheduler, and of no answer",
     "dp_ranks": "not compared: there is one rank",
     "token_steps": "not compared: no weights are updated",
@@ -161,6 +162,7 @@ def _continued(seen: SentOutput, message: Any, i: int) -> SentOutput:
         _hidden((getattr(message, "output_hidden_states", None) or ())[i : i + 1]),
         seen.prompt_logprobs + tuple(_logprobs(message, i, "input")),
         _of(message, i, -1, "retraction_counts"),
+        tuple(n for n in (_of(message, i, None, "cached_tokens_details") or {}).values() if isinstance(n, int)),
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from specsim.engines.sglang.guards import Guards
 from specsim.world.scheduler import HIDDEN, Facts, Setup
-from specsim.world.workload import FEATURES
+from specsim.world.workload import FEATURES, SALTED
 
 FACTS = Facts(
-    features=frozenset(FEATURES),
+    features=frozenset({*FEATURES, SALTED}),
     context=240,  # less than what the toy model's configuration allows
     answer_room=5,  # a prompt has less than the context less six (`max_req_input_len`), of which two nobody gets
     priorities=(0, 5, 20, 40),  # one preempts another if it is higher by more than 10, by default
@@ -81,6 +81,9 @@ SETUPS: tuple[Setup, ...] = (
     Setup(worker="release", hicache="write_through", slots=80),
     Setup(worker="release", hicache="write_back", page_size=4, slots=72, reserve=0.1),
     Setup(worker="release", hicache="write_through_selective", graphs=True, slots=72, reserve=0.1),
+    Setup(hicache="write_through", slots=80),
+    Setup(hicache="write_back", page_size=4, slots=72, reserve=0.1),
+    Setup(hicache="write_through_selective", chunk=12, slots=72),
 )
 
 OPTIONS = frozenset(

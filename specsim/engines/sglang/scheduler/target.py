@@ -67,7 +67,9 @@ from specsim.world.scheduler import (
     TreeNode,
     Turn,
     held_of,
+    of_salt,
 )
+from specsim.world.workload import SALTS
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -87,19 +89,18 @@ _OF_ANY_WORKER = (
         "schedules in which a batch waits for no more than the reads of the one before",
         "a worker here does not say when it has read its tables, so that a batch waits for all that it does",
     ),
+    ("a hierarchical cache with storage or a sliding window", "what is copied here is KV of full attention"),
     ("schedules with several ranks or disaggregation", "one process runs, without sockets"),
 )
 LACKS = (
     ("schedules with logprobs of prompts or hidden states", "the fake model computes no logits"),
     ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
-    ("schedules with a hierarchical cache", "the KV of the fake worker is in no pool of the release"),
     *_OF_ANY_WORKER,
 )
 LACKS_OF_RELEASE_WORKERS = (
     ("schedules with a sliding window of a draft model", "the draft model has full attention here"),
     ("the corpus of n-grams", "it is in C++, and in its place is one that draws drafts"),
     ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
-    ("a hierarchical cache with storage or a sliding window", "what is copied here is KV of full attention"),
     *_OF_ANY_WORKER,
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
@@ -365,6 +366,10 @@ class Started:
         message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **wishes, **sampling)
         if self._setup.priorities:
             message.priority = turn.priority
+        if turn.salt:
+            # Either field keeps what requests share apart; to 0.5.17 there is one alone.
+            is_newer = turn.salt == SALTS[-1] and hasattr(message, "cache_salt")
+            setattr(message, "cache_salt" if is_newer else "extra_key", turn.salt)
         return message
 
     def abort(self, rid: str) -> Any:
@@ -513,7 +518,9 @@ class Started:
         is_looked_up = self._setup.radix and not self._setup.window and not begun.issuperset(rids)
         nodes = _nodes(self._booted.radix_tree) if is_looked_up else None
         held = [
-            -1 if nodes is None or rid in begun else held_of(nodes, request.origin_input_ids)
+            -1
+            if nodes is None or rid in begun
+            else held_of(of_salt(nodes, _salt_of(request)), request.origin_input_ids)
             for rid, request in zip(rids, batch.reqs, strict=True)
         ]
         return tuple(map(Chunk, starts_of(batch), lengths_of(batch), held))
@@ -617,6 +624,7 @@ class Started:
                 output.hidden,
                 output.prompt_logprobs,
                 output.retractions,
+                output.cached_by_tier,
             )
 
     def pools(self) -> Pools:
@@ -643,6 +651,11 @@ class Started:
             self._unpublished += events_of(booted.tree_cache.take_events())
             pools.blocks, pools.unpublished = cached(booted.radix_tree), tuple(self._unpublished)
         return pools
+
+
+def _salt_of(named: Any) -> str:
+    """Of a request, or a key of a radix tree."""
+    return getattr(named, "cache_salt", None) or getattr(named, "extra_key", None) or ""
 
 
 def _wanted(turn: Turn) -> decoding.Wanted:
@@ -693,7 +706,7 @@ def _in_window(nodes: Iterable[TreeNode], window_slots: Sequence[int]) -> Iterat
     for node in nodes:
         for _place, slot, tokens in node.places():
             if window_slots[slot]:
-                yield TreeNode(tokens, (window_slots[slot],))
+                yield TreeNode(tokens, (window_slots[slot],), node.salt)
 
 
 def _nodes(tree: Any, slots_of: Callable[[Any], Any] = slots_in) -> list[TreeNode] | None:
@@ -712,6 +725,6 @@ def _nodes(tree: Any, slots_of: Callable[[Any], Any] = slots_in) -> list[TreeNod
         own = tuple(token[0] if isinstance(token, tuple) else int(token) for token in node.key.token_ids)
         tokens = (*before, *own[:count])
         if slots:
-            found.append(TreeNode(tokens, slots))
+            found.append(TreeNode(tokens, slots, _salt_of(node.key)))
         stack += [(child, tokens) for child in node.children.values()]
     return found

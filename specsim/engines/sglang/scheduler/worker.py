@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from specsim.engines.sglang.scheduler.configuration import FULL_LAYER
+from specsim.engines.sglang.scheduler.transfers import elements_of
 from specsim.world.fakes import Answers, Fake
 from specsim.world.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
 from specsim.world.kv import (
@@ -54,10 +56,11 @@ class Parts:
 class Tables:
     """What a forward pass finds KV by."""
 
-    def __init__(self, rows: Any, mapping: Any = None, window: int = 0) -> None:
+    def __init__(self, rows: Any, mapping: Any = None, window: int = 0, pool: Any = None) -> None:
         self.rows = rows  # req_to_token, int32 [requests, positions], on the device
         self.mapping = mapping  # full_to_swa_index_mapping, int64 [slots], on the device; None without a window
         self.window_size = window  # positions that a query attends to, itself included
+        self.pool = pool  # the release's, with KV that a hierarchical cache copies; None where the worker has all KV
 
 
 @dataclass(slots=True)
@@ -226,6 +229,7 @@ class Worker(Fake):
         self.device, self.parts, self.tables = device, parts, tables
         self.reports = Reports()
         self.kv = Kv(self.reports, *slots)
+        self.keys = self._keep_in(tables.pool) if tables.pool is not None else None
         self.speculative_num_draft_tokens = draft_tokens
         self.speculative_num_steps = draft_tokens - 1
         self.topk = 1
@@ -249,6 +253,7 @@ class Worker(Fake):
     ) -> Any:
         """Launch the phases of one pass on the current stream; their outputs are tensors that nobody has written."""
         self._note_sizes(batch)
+        self._wait_for_copies(batch)
         seats = [Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
             self.launches["extend"] += 1
@@ -265,6 +270,20 @@ class Worker(Fake):
             given[self.parts.bonus] = getattr(batch.spec_info, self.parts.bonus)
         for name, tensor in given.items():
             self.reports.add(BatchInput(name, len(batch.reqs), len(tensor)))
+
+    def _keep_in(self, pool: Any) -> Any:
+        """Have KV be the keys of the pool, which are returned."""
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            self.device.track_elements(buffer, "KV")
+        keys = pool.k_buffer[FULL_LAYER]
+        self.kv.full = keys.host_bytes.numpy().reshape(-1)
+        return keys
+
+    def _wait_for_copies(self, batch: Any) -> None:
+        """As the release's worker does, for those that its batch was told of."""
+        if (pool := self.tables.pool) is not None:
+            pool.layer_transfer_counter.set_consumer(batch.hicache_consumer_index)
+            pool.get_key_buffer(FULL_LAYER)
 
     def slot_content(self, slot: int) -> int:
         """The hash in a slot of the full pool."""
@@ -317,6 +336,7 @@ class Worker(Fake):
         if is_known and self.tables.mapping is None and prefix == seat.prefixes.of(start):
             # What is computed is what is expected.
             written = seat.prefixes.first(length)[start:]
+            self._note_write(access, slots[start:])
             self.kv.write_all(seat, slots[start:], written)
             return seat.prefixes.of(length)
         for position in range(start, length):
@@ -503,6 +523,8 @@ class Worker(Fake):
         if count == 0:
             return EMPTY
         tables, expected = self.tables, seat.prefixes.first(count)
+        if self.keys is not None:
+            access.read(self.keys, elements_of(self.keys, slots[:count]), seat.matters)
         prefix = self.kv.read(seat, phase, "full", slots[:count], expected, 0)
         if tables.mapping is not None:
             low = max(0, count + 1 - tables.window_size)
@@ -512,7 +534,12 @@ class Worker(Fake):
                 prefix = self.kv.read(seat, phase, "window", within, expected[low:], low, prefix)
         return prefix
 
+    def _note_write(self, access: Any, slots: Ints) -> None:
+        if self.keys is not None:
+            access.write(self.keys, elements_of(self.keys, slots))
+
     def _write(self, access: Any, seat: Seat, slot: int, kv: int) -> None:
+        self._note_write(access, np.array([slot]))
         self.kv.write(seat, slot, kv)
         mapping = self.tables.mapping
         if mapping is not None:

@@ -289,6 +289,7 @@ class Booted:
         priority: int = 0,
         grammar: Sequence[int] = (),
         compiling: int = 0,
+        salt: str = "",
         **sampling: Any,
     ) -> Any:
         """A request to generate, with a grammar that allows that text, if any, and is compiled in so many iterations.
@@ -309,6 +310,7 @@ class Booted:
             "arrival_time": self.surroundings.seconds(),
             "priority": priority,
             "client_index": USER,
+            "cache_salt": salt or None,
         }
         values = {name: given.get(name) for name, is_needed in _fields(kind) if name in given or is_needed}
         request, wave = self.core.preprocess_add_request(kind(**values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specsim.engines.vllm.scheduler.configuration import CONTEXT
 from specsim.engines.vllm.scheduler.runners import V2
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, Facts, Setup
-from specsim.world.workload import CROSSED, SYSTEM
+from specsim.world.workload import CROSSED, SALTED, SYSTEM
 
 PAUSES, GRAMMARS = "pauses", "grammars"
 FACTS = Facts(
@@ -22,6 +22,7 @@ FACTS = Facts(
             "abort all",
             PAUSES,
             GRAMMARS,
+            SALTED,
         )
     ),
     context=CONTEXT,

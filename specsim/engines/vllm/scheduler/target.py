@@ -50,6 +50,7 @@ from specsim.world.scheduler import (
     Turn,
     held_in_window,
     held_of,
+    of_salt,
 )
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ class Started(OwnScheduler):
         given: dict[str, Any] = {"stop_token_ids": stops} if stops else {}
         given |= {"grammar": turn.grammar, "compiling": turn.compiling} if turn.grammar else {}
         given["priority"] = turn.priority if self._setup.priorities else 0
+        given["salt"] = turn.salt
         return lambda: self._booted.add(turn.rid, turn.prompt, turn.answer, **given)
 
     def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = ()) -> list[int]:
@@ -281,20 +283,22 @@ class Started(OwnScheduler):
             for rid in rids:
                 start = starts.get(rid, requests[rid].num_computed_tokens - counts[rid])
                 is_new = kind == "extend" and rid in looked_up
-                held = self._held(nodes, windows, requests[rid].prompt_token_ids, start) if is_new else -1
+                held = self._held(nodes, windows, requests[rid], start) if is_new else -1
                 verifies = rid in drafts or start >= self._prefills[rid]
                 chunks.append(Chunk(start, counts[rid], held, len(drafts.get(rid, ())) if verifies else -1))
             self.seen.launches.append(Launch(self._booted.iteration, kind, tuple(rids), tuple(chunks), makes_none))
 
-    def _held(self, nodes: list[TreeNode], windows: list[TreeNode], prompt: Sequence[int], start: int) -> int:
-        """How much of a prompt that begins at `start` is in the prefix cache. Of layers with a sliding window a hit may
-        need up to two pages more than the window: its own page, and the one that is matched for a draft.
+    def _held(self, nodes: list[TreeNode], windows: list[TreeNode], request: Any, start: int) -> int:
+        """How much of the prompt of a request that begins at `start` the prefix cache has for it. Of layers with a
+        sliding window a hit may need up to two pages more than the window: its own page, and the one that is matched
+        for a draft.
         """
-        held, window = held_of(nodes, prompt, start), self._setup.window
+        prompt, salt = request.prompt_token_ids, request.cache_salt or ""
+        held, window = held_of(of_salt(nodes, salt), prompt, start), self._setup.window
         if not window:
             return held
         own = TreeNode(tuple(prompt[:start]), (0,) * min(start, window - 1))
-        return held_in_window([*windows, own], prompt, held, window + 2 * max(self._setup.pages))
+        return held_in_window([*of_salt(windows, salt), own], prompt, held, window + 2 * max(self._setup.pages))
 
     # ---- the state
 
@@ -406,12 +410,14 @@ class Started(OwnScheduler):
         found: tuple[list[TreeNode], list[TreeNode]] = [], []
         for block in self._pool.free_block_queue.get_all_free_blocks():
             if block.block_hash in known:
-                group, tokens = known[block.block_hash]
-                found[group].append(TreeNode(tokens, tuple(slots_in(block.block_id, pages[group]))))
+                group, tokens, salt = known[block.block_hash]
+                found[group].append(TreeNode(tokens, tuple(slots_in(block.block_id, pages[group])), salt))
         return found
 
-    def _tokens_by_hash(self) -> dict[Any, tuple[int, tuple[int, ...]]]:
-        """By the hash of each block that any request had its group of layers, and the tokens up to its end."""
+    def _tokens_by_hash(self) -> dict[Any, tuple[int, tuple[int, ...], str]]:
+        """By the hash of each block that any request had its group of layers, the tokens up to its end, and the
+        request's salt.
+        """
         hashed, found = self._setup.page_size, {}
         hashing = release_module("core.kv_cache_utils")
         of_group = hashing.make_block_hash_with_group_id
@@ -422,7 +428,7 @@ class Started(OwnScheduler):
                 if page != hashed:
                     hashes = hashing.BlockHashListWithBlockSize(hashes, hashed, page)
                 for number, block_hash in enumerate(hashes, 1):
-                    found[of_group(block_hash, group)] = group, tokens[: number * page]
+                    found[of_group(block_hash, group)] = group, tokens[: number * page], request.cache_salt or ""
         return found
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
