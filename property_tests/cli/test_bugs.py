@@ -12,10 +12,10 @@ from property_tests.support.bugs_page import of_users, page, row
 from property_tests.support.checked_features import ALWAYS, FEATURES, Feature, judged_of
 from property_tests.support.known_releases import RELEASES
 from specsim.commands.asked import FIXTURES
+from specsim.engines.sglang.scheduler.setups import FACTS
 from specsim.engines.triage import Triage
 from specsim.findings.explain import fixtures_of
 from specsim.lifting.source import SourceTree
-from specsim.world import workload
 from specsim.world.scheduler import Setup
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_the_page_is_of_the_triage_list() -> None:
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_what_shows_that_a_feature_is_checked_is_there(feature: Feature) -> None:
     assert set(feature.setup) <= {ALWAYS, *Setup.__slots__}
-    assert feature.drawn in {"", workload.SALTED, *workload.FEATURES}
+    assert feature.drawn in {"", *FACTS.features}
     assert set(feature.judged) <= judged_of(RELEASES[-1])
 
 

@@ -24,8 +24,10 @@ def wrong(first: Turn, start: int, *, together: bool = False, **setup: Any) -> l
     if together:
         launches = [Launch(1, "extend", ("a", "b"), chunks)]
     states = [RequestState(one.rid, one.prompt, (), "length", 0, 0, -1, 0) for one in (first, second)]
-    users: Any = SimpleNamespace(workload=Workload((first, second)))
-    started: Any = SimpleNamespace(seen=Seen(launches=launches), requests=lambda: iter(states))
+    users: Any = SimpleNamespace(workload=Workload((first, second)), sent_at={"a": 0, "b": 0})
+    started: Any = SimpleNamespace(
+        seen=Seen(launches=launches), requests=lambda: iter(states), answers=lambda: iter(())
+    )
     return [one.part for one in Salts(Setup(**setup), FACTS).at_rest(Run(started, users))]
 
 

@@ -172,13 +172,17 @@ def test_a_defect_of_a_feature_is_found(release: Callable[[str], SourceTree], na
     assert expected not in shown(version, *defect[:2], "managers", "", "", "", "0")
 
 
-@pytest.mark.parametrize("setup", [COPIES_BACK, COPIES_BACK_OF_FAKE], ids=["release", "fake"])
+@pytest.mark.parametrize(
+    ("setup", "schedules"),
+    [(COPIES_BACK, SCHEDULES), (COPIES_BACK_OF_FAKE, 3 * SCHEDULES)],
+    ids=["release", "fake"],
+)
 def test_a_pass_that_does_not_wait_for_a_hierarchical_cache_is_found_on_both_sides(
-    release: Callable[[str], SourceTree], setup: str
+    release: Callable[[str], SourceTree], setup: str, schedules: int
 ) -> None:
     release(V2)
     defect = CONTROLLER, "LayerLoadingEvent.complete", "drop-call", "record", "0"
-    found = shown(V2, "", setup, *defect, schedules=3 * SCHEDULES)
+    found = shown(V2, "", setup, *defect, schedules=schedules)
     assert {"scheduler:I05:full:other-tokens", "scheduler:I27:host"} <= set(found)
 
 

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.engines.sglang.scheduler.setups import SETUPS
+from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS
 from specsim.world.scheduler import rows_of
-from specsim.world.workload import FEATURES as KINDS
 from specsim.world.workload import SALTED
-
-DRAWN = {*KINDS, SALTED}
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ALWAYS = "always"
@@ -36,7 +33,7 @@ class Feature:
 
     def is_run_by(self, worker: str) -> bool:
         """Whether the scheduler tier with this worker draws it."""
-        if ALWAYS in self.setup or self.drawn in DRAWN:
+        if ALWAYS in self.setup or self.drawn in FACTS.features:
             return True
         setups = (SETUPS[row] for row in rows_of(SETUPS, worker))
         return bool(self.setup) and any(setup.settings.keys() >= set(self.setup) for setup in setups)

@@ -213,9 +213,10 @@ class VisibleOutputs(Check):
         said = 0
         for number, part in enumerate(answer.parts):
             said += part.tokens
-            behind = answer.parts[number + 1 :]
-            later, is_last = sum(other.tokens for other in behind), not behind
-            if part.ends and (later or any(other.ends for other in behind)):
+            is_last = number == len(answer.parts) - 1
+            behind = [other for other in answer.parts[number + 1 :] if other.tokens or other.ends] if part.ends else []
+            if behind:
+                later = sum(other.tokens for other in behind)
                 what = f"an end, and then {later} tokens" if later else "two ends"
                 yield self.broken(f"{kind}:end", answer.rid, "one end, with its last part", what)
                 return
@@ -234,12 +235,10 @@ class VisibleOutputs(Check):
         tokens, longest = len(answer.tokens), self.setup.run_max
         counts = [("completion-tokens", answer.completion_tokens, range(tokens, tokens + 1))]
         if answer.reason != "abort":
-            by_tier = sum(answer.cached_by_tier) if answer.cached_by_tier else answer.cached_tokens
             needed = ceil((tokens - launches[answer.rid, "extend"]) / longest)
             counts += [
                 ("prompt-tokens", answer.prompt_tokens, range(prompt, prompt + 1)),
                 ("cached-tokens", answer.cached_tokens, range(prompt)),
-                ("cached-by-tier", by_tier, range(answer.cached_tokens, answer.cached_tokens + 1)),
                 ("verifications", answer.verifications, range(max(needed, 0), launches[answer.rid, "decode"] + 1)),
             ]
             # A verification brings its drafts that are right and one token, of which the last may be cut off; of the
@@ -247,6 +246,9 @@ class VisibleOutputs(Check):
             fewest = tokens - launches[answer.rid, "extend"] - answer.verifications
             most = tokens - 1 - answer.verifications + longest - 1
             counts.append(("correct-drafts", answer.correct_drafts, range(max(fewest, 0), most + 1)))
+            if answer.cached_by_tier:
+                cached = answer.cached_tokens
+                counts.append(("cached-by-tier", sum(answer.cached_by_tier), range(cached, cached + 1)))
             if answer.runs and answer.correct_drafts != -1:
                 runs = sum(answer.runs)
                 counts.append(("verifications-by-run", runs, range(answer.verifications, answer.verifications + 1)))

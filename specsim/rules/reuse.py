@@ -70,27 +70,26 @@ class Reuse(Check):
 
 class Salts(Check):
     """What a request begins behind, another one of its salt began to compute before it, whose prompt and answer are the
-    same up to there; one without a salt, where it has none. Salts keep tenants apart. Not looked at where
-    KV comes from outside the engine.
+    same up to there; one without a salt, where it has none. Salts keep tenants apart. Not looked at where KV comes from
+    outside the engine.
     """
 
     rule = Rule("S22", "salts", "a request begins behind KV of requests with its salt", Severity.WRONG_RESULT)
     defects = (Lie("begins behind another's tokens", "seen", _begins_at(1, -1)),)
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
-        turns = {turn.rid: turn for turn in run.users.workload.turns}
-        texts = {one.rid: (*one.prompt, *one.outputs) for one in run.started.requests() if one.rid in turns}
+        told = {one.turn.rid: one for one in run.turns}
+        texts = {one.rid: (*one.prompt, *one.outputs) for one in run.started.requests() if one.rid in told}
         before: list[str] = []
         for launch in () if self.setup.connector else run.started.seen.launches:
             for rid, chunk in zip(launch.rids, launch.chunks, strict=False):
                 if rid in before or rid not in texts or chunk.drafts >= 0:  # who verifies drafts has begun
                     continue
-                others = (texts[one] for one in before if turns[one].salt == turns[rid].salt)
+                others = (texts[one] for one in before if told[one].turn.salt == told[rid].turn.salt)
                 shared = max((first_difference(texts[rid], other) for other in others), default=0)
                 if chunk.start > shared:
                     expected = f"to begin behind {shared} positions at most, of requests with its salt"
-                    part = "session" if turns[rid].session else "request"
                     seen = f"it begins at position {chunk.start}"
-                    yield self.broken(part, rid, expected, seen, when=launch.iteration)
+                    yield self.broken(told[rid].kind, rid, expected, seen, when=launch.iteration)
                     return
                 before.append(rid)  # what one computes, another one in the same launch may begin behind

@@ -534,12 +534,12 @@ class Worker(Fake):
                 prefix = self.kv.read(seat, phase, "window", within, expected[low:], low, prefix)
         return prefix
 
-    def _note_write(self, access: Any, slots: Ints) -> None:
+    def _note_write(self, access: Any, slots: Sequence[int] | Ints) -> None:
         if self.keys is not None:
             access.write(self.keys, elements_of(self.keys, slots))
 
     def _write(self, access: Any, seat: Seat, slot: int, kv: int) -> None:
-        self._note_write(access, np.array([slot]))
+        self._note_write(access, [slot])
         self.kv.write(seat, slot, kv)
         mapping = self.tables.mapping
         if mapping is not None:

@@ -188,8 +188,7 @@ class Started(OwnScheduler):
         stops = [*([turn.stop] if turn.stop >= 0 else []), *turn.grammar[-1:]]  # a grammar ends where the answer does
         given: dict[str, Any] = {"stop_token_ids": stops} if stops else {}
         given |= {"grammar": turn.grammar, "compiling": turn.compiling} if turn.grammar else {}
-        given["priority"] = turn.priority if self._setup.priorities else 0
-        given["salt"] = turn.salt
+        given |= {"priority": turn.priority if self._setup.priorities else 0, "salt": turn.salt}
         return lambda: self._booted.add(turn.rid, turn.prompt, turn.answer, **given)
 
     def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = ()) -> list[int]:
