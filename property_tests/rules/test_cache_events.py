@@ -93,3 +93,19 @@ def test_blocks_have_their_own_tokens_those_of_the_blocks_before_and_those_that_
 
 def test_an_event_that_names_no_block_says_nothing() -> None:
     assert parts(((Stored((), 1, (5, 6), 2),), ())) == []
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_again"),
+    [
+        (((A, Removed((1,)), A), (A, Removed((1,)), A, B), (A, Removed((1,)), A, B)), True),
+        (((A, Removed((1,)), A), (A, Removed((1,)), A), (A, Removed((1,)), A)), False),  # who waits goes on in circles
+        (((A, Removed((1,)), A), (A, Removed((1,)), A, B), (Removed((2,)),)), False),
+        (((A, B, A), (A, B, A), (A, B, A, B)), False),  # copies of two blocks
+        (((Removed((1,)), A), (Removed((1,)), A), (Removed((1,)), A, B)), False),
+    ],
+)
+def test_three_batches_of_which_two_begin_with_the_one_before_are_published_again(
+    batches: tuple[tuple[Event, ...], ...], is_again: bool
+) -> None:
+    assert ("again" in parts(*((batch, ()) for batch in batches))) == is_again

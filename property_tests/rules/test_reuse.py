@@ -118,7 +118,7 @@ def test_of_who_ran_last_the_window_is_there_too() -> None:
 
 
 def test_what_is_dropped_behind_the_last_batch_is_not_missed() -> None:
-    assert left(0, flush=5)
-    assert not left(0, flush=6)
-    assert left(0, pause=5)
-    assert not left(0, pause=6)
+    assert left(0, flush=3)
+    assert not left(0, flush=4)  # it may reach the engine later
+    assert left(0, pause=3)
+    assert not left(0, pause=4)

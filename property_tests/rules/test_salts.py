@@ -46,5 +46,19 @@ def test_one_in_the_same_launch_counts_and_one_behind_it_does_not() -> None:
     assert wrong(Turn("a", PROMPT, 1, 0), 5, together=True) == ["request"]
 
 
+def test_one_that_has_begun_may_begin_again_behind_its_own() -> None:
+    turn = Turn("b", PROMPT, 1, 0, salt="a")
+    launches = [
+        Launch(1, "decode", ("b",), (Chunk(0, 6, drafts=2),)),  # where a release computes its prompt beside drafts
+        Launch(2, "extend", ("b",), (Chunk(4, 2),)),
+    ]
+    states = [RequestState("b", PROMPT, (), "length", 0, 0, -1, 0)]
+    users: Any = SimpleNamespace(workload=Workload((turn,)), sent_at={"b": 0})
+    started: Any = SimpleNamespace(
+        seen=Seen(launches=launches), requests=lambda: iter(states), answers=lambda: iter(())
+    )
+    assert list(Salts(Setup(), FACTS).at_rest(Run(started, users))) == []
+
+
 def test_what_comes_from_outside_is_not_looked_at() -> None:
     assert not wrong(Turn("a", PROMPT, 1, 0), 5, connector=True)

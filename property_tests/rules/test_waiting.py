@@ -31,6 +31,16 @@ def test_nobody_is_retracted_while_there_is_room_for_all_who_run() -> None:
     assert retracted(before, load, setup=Setup(), is_paused=True) == []
     assert retracted(before, load, setup=Setup(), is_reset=True) == []
     assert retracted(before, load, setup=Setup(priorities=True)) == []
+    assert retracted(before, load, setup=Setup(connector=True)) == []
+
+
+def test_of_who_is_in_the_middle_of_a_prefill_and_of_each_kind_of_layers_the_next_step_has_room() -> None:
+    ran = (("r0", 9, 12), ("r1", 9, 12))
+    for setup, chunked in ((Setup(), True), (Setup(window=8), False), (Setup(window=8), True)):
+        need = (2 * spare(setup, FACTS) + setup.chunk * chunked) * len(setup.pages)
+        load = Load((("r1", 40),), 0, need + 12, 5, ran[:1], 99)
+        assert retracted(Load((), 0, need, 4, ran, 99, chunked=chunked), load, setup=setup) == ["room r1"]
+        assert retracted(Load((), 0, need - 1, 4, ran, 99, chunked=chunked), load, setup=setup) == []
 
 
 def admits_late(**users_did: bool) -> bool:
@@ -59,7 +69,7 @@ def holds(claims_and_windows: list[tuple[int, int]], setup: Setup) -> list[bool]
 def test_a_request_has_slots_of_a_window_for_the_steps_under_way_and_the_window_alone() -> None:
     setup = Setup(window=8)
     steps, drafts = FACTS.ahead + 2, (FACTS.ahead + 1) * setup.draft_tokens
-    most = spare(setup, FACTS) + 8 + 1
+    most = spare(setup, FACTS) + 8 + 1 + FACTS.window_lag
     begins = [(100 * number, 100 * number + most) for number in range(1, steps)]  # of none the result may have come
     first, then = (
         (100 * steps, 100 * (steps - 1) + drafts + most),

@@ -17,7 +17,11 @@ from specsim.lifting.source import SourceTree
 
 SCHEDULES = 6
 DEFECTS = {
-    "memory that was freed is freed again": (OLD, "P26", ["scheduler:I16:free-list"]),
+    "memory that was freed is freed again": (
+        OLD,
+        "P26",
+        ["scheduler:I16:free-list", "scheduler:S2:race:full_to_swa_index_mapping:"],
+    ),
     "a batch is filtered before a verification has written its lengths": (
         OLD,
         "Q05",

@@ -19,6 +19,8 @@ V1, V2, NEWEST = FEW[2], FEW[-1], RELEASES[-1]
 SCHEDULES = 10
 WITHOUT_OVERLAP = next(str(number) for number, setup in enumerate(SETUPS) if not setup.overlap)
 MIXED = next(str(number) for number, setup in enumerate(SETUPS) if setup.mixed)
+WINDOWED = next(str(number) for number, setup in enumerate(SETUPS) if setup.window and setup.page_size == 1)
+PUBLISHES = next(str(number) for number, setup in enumerate(SETUPS) if setup.kv_events and not setup.window)
 PROCESSOR, RELAY = "managers.scheduler_components.batch_result_processor", "managers.overlap_utils"
 APPENDS_HIDDEN = "SchedulerBatchResultProcessor._append_decode_hidden_states"
 PREFILLED = "SchedulerBatchResultProcessor.process_batch_result_prefill"
@@ -45,6 +47,32 @@ DEFECTS = {
     "a request's salt is not handed on": (
         (V1, "", "0", LOOP, "Scheduler.handle_generate_request", "drop-keyword", "extra_key", "0"),
         "scheduler:S22:request",
+    ),
+    "a turn of a session that nobody opened is taken": (
+        (V1, "refusals", "0", LOOP, "Scheduler.handle_generate_request", "drop-call", "set_finish_with_abort", "0"),
+        "scheduler:I40:request:refused",
+    ),
+    "who has ended is not filtered from its batch": (
+        (V1, "", "0", LOOP, "Scheduler.update_running_batch", "drop-call", "filter_batch", "0"),
+        "scheduler:I65:end",
+    ),
+    "KV that has slid out of the window is kept": (
+        (V1, "", WINDOWED, BATCH, "ScheduleBatch.maybe_evict_swa", "drop-call", "_evict_swa", "0"),
+        "scheduler:S16:window",
+    ),
+    "what the cache has of a window is passed over": (
+        (
+            *(V1, "", WINDOWED, "mem_cache.swa_radix_cache", "SWARadixCache._match_prefix_helper"),
+            *("drop-assignment", "best_value_len", "2"),
+        ),
+        "scheduler:S15:prompt",
+    ),
+    "events are published again with the next ones": (
+        (
+            *(V1, "", PUBLISHES, "mem_cache.events", "KVCacheEventMixin.take_events"),
+            *("drop-assignment", "kv_event_queue", "0"),
+        ),
+        "scheduler:S17:again",
     ),
     "a batch is handed the tokens of the one before": (
         (V1, "", "", RELAY, "FutureMap.alloc_future_indices", "minus-one", "bs", "0"),
@@ -173,16 +201,14 @@ def test_a_defect_of_a_feature_is_found(release: Callable[[str], SourceTree], na
 
 
 @pytest.mark.parametrize(
-    ("setup", "schedules"),
-    [(COPIES_BACK, SCHEDULES), (COPIES_BACK_OF_FAKE, 3 * SCHEDULES)],
-    ids=["release", "fake"],
+    "setup", [pytest.param(COPIES_BACK, marks=pytest.mark.slow), COPIES_BACK_OF_FAKE], ids=["release", "fake"]
 )
 def test_a_pass_that_does_not_wait_for_a_hierarchical_cache_is_found_on_both_sides(
-    release: Callable[[str], SourceTree], setup: str, schedules: int
+    release: Callable[[str], SourceTree], setup: str
 ) -> None:
     release(V2)
     defect = CONTROLLER, "LayerLoadingEvent.complete", "drop-call", "record", "0"
-    found = shown(V2, "", setup, *defect, schedules=schedules)
+    found = shown(V2, "", setup, *defect, schedules=3 * SCHEDULES)
     assert {"scheduler:I05:full:other-tokens", "scheduler:I27:host"} <= set(found)
 
 

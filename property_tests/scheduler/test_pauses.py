@@ -216,6 +216,7 @@ def test_a_request_may_fill_the_pool_of_an_engine_that_it_fits() -> None:
             len(turn.prompt) + turn.answer
             for index in range(60)
             for turn in draw_workload(seeded(2, "fits", index), setup, replace(facts, fits=fits), decoded).turns
+            if not turn.refused
         )
         for fits in (True, False)
     }

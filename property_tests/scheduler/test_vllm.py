@@ -50,8 +50,8 @@ def test_the_newest_release_breaks_no_rule_but_in_a_pipeline_without_asynchronou
     known = [schedule for schedule, is_one in zip(schedules, is_known, strict=True) if is_one]
     assert "scheduler:I05:input:nothing" in signatures_of(known)
     others = [schedule for schedule in schedules if schedule not in known]
-    with_a_connector = "scheduler:X1:_update_from_kv_xfer_finished:AssertionError"
-    assert signatures_of(others) == ["scheduler:S17:copy", with_a_connector]
+    with_a_load_that_fails = "scheduler:X6:verify:num_scheduled_tokens"
+    assert signatures_of(others) == ["scheduler:S17:copy", with_a_load_that_fails]
     assert len({schedule["digest"] for schedule in schedules}) == COUNT
 
 

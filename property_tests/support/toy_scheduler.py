@@ -120,6 +120,7 @@ class ToyScheduler:
             turn.logprobs,
             turn.hidden,
             turn.prompt_logprobs,
+            reason="abort" if turn.refused else "",
         )
         return lambda: self._add(request)
 

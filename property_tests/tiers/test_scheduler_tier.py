@@ -22,7 +22,7 @@ from specsim.world.forks import EndedSchedule, NotStarted, Outcome, Ran, Starter
 from specsim.world.kv import BeyondRow
 from specsim.world.rule import Rules, Run
 from specsim.world.schedule import first_other_launch
-from specsim.world.scheduler import SIZES, Answer, Load, Noted, RequestState, Seen, Setup, unknown_settings
+from specsim.world.scheduler import SIZES, TOO_LONG, Answer, Load, Noted, RequestState, Seen, Setup, unknown_settings
 from specsim.world.users import NeverEndsError, Users
 from specsim.world.workload import Workload, draw_workload
 
@@ -80,8 +80,12 @@ def test_a_request_may_fill_the_context_and_its_prompt_leaves_room_for_an_answer
     setup = next(setup for setup in SETUPS if setup.context)
     drawn = [draw_workload(seeded(3, "context", index), setup, FACTS, decode) for index in range(300)]
     turns = [turn for workload in drawn for turn in workload.turns]
-    assert max(len(turn.prompt) + turn.answer for turn in turns) == setup.context
-    assert max(len(turn.prompt) for turn in turns) == setup.context - FACTS.answer_room
+    taken = [turn for turn in turns if turn.refused != TOO_LONG]
+    assert max(len(turn.prompt) + turn.answer for turn in taken) == setup.context
+    longest = max(len(turn.prompt) for turn in taken)
+    assert longest == setup.context - FACTS.answer_room
+    assert min(len(turn.prompt) for turn in turns if turn.refused == TOO_LONG) == longest + 1
+    assert {turn.refused for turn in turns} == {"", *FACTS.refusals}
 
 
 def test_a_session_may_claim_the_last_token_which_the_launch_in_flight_writes_and_a_request_may_not() -> None:
@@ -138,14 +142,15 @@ def test_a_schedule_that_ends_its_process_ends_no_other() -> None:
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.name)
-def test_no_request_is_drawn_that_a_server_would_refuse(setup: Setup) -> None:
+def test_no_request_is_drawn_that_a_server_would_refuse_but_those_that_say_so(setup: Setup) -> None:
     for index in range(200):
         workload = draw_workload(seeded(1, "workload", index), setup, FACTS, decode)
         assert len({turn.rid for turn in workload.turns}) == len(workload.turns)
-        for turn in workload.turns:
+        for turn in [turn for turn in workload.turns if not turn.refused]:
             assert len(turn.prompt) >= 1
             assert turn.grammar.count(turn.grammar[-1]) == 1 if turn.grammar else True
-            length = sum(len(t.prompt) + t.answer for t in workload.turns if t.session == turn.session and t.session)
+            same = [t for t in workload.turns if t.session == turn.session and t.session and not t.refused]
+            length = sum(len(t.prompt) + t.answer for t in same)
             length = length or len(turn.prompt) + turn.answer
             assert length + 2 * setup.draft_tokens <= min(FACTS.context, setup.slots)
 

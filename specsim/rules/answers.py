@@ -88,7 +88,7 @@ class UnwantedAbort(Check):
 class VisibleOutputs(Check):
     """A user sees the tokens of sequential decoding and no more. An answer that was aborted is a prefix of them, and
     one that ended at a stop string is cut behind it. It ends once, for the reason that ends it, and all else that is
-    told beside it is right.
+    told beside it is right. Of a request that no server can take it says so.
     """
 
     rule = Rule(
@@ -123,6 +123,11 @@ class VisibleOutputs(Check):
         differs_in_penalties = unpenalized(run)
         for told, answer in run.answered:
             turn, kind = told.turn, told.kind
+            if turn.refused:
+                if answer.reason != "abort":
+                    wanted = f"to be refused for its {turn.refused}"
+                    yield self.broken(f"{kind}:refused", turn.rid, wanted, f"it ends for {answer.reason}")
+                continue
             expected = until_stop(turn, run.started.expected(turn, told.prompt, answer.tokens))
             if answer.reason == "abort":
                 expected = expected[: len(answer.tokens)]
@@ -286,7 +291,7 @@ class LogprobRows(Check):
     def at_rest(self, run: Run) -> Iterator[Violation]:
         misled = {content.rid for content, _note in run.noted(WrongContent)}  # a token of these is right by chance
         for told, answer in run.answered:
-            if told.turn.rid not in misled:
+            if told.turn.rid not in misled and not told.turn.refused:
                 yield from self._rows(run, told, answer)
                 yield from self._of_prompt(run, told, answer)
                 yield from self._hidden(run, told, answer)

@@ -10,6 +10,9 @@ from specsim.verdict import Rule, Severity
 from specsim.world.kv_events import BlockId, CachedBlock, Cleared, Event, Published, Removed, Stored
 from specsim.world.rule import Check, Lie, Run, Violation, first_of_each, notes
 
+FEWEST = 3
+"""Events of a batch that is looked for in the next ones."""
+
 _ONE = Stored((1,), None, (5, 6), 2)
 _TWO = Stored((2,), 1, (7, 8), 2)
 
@@ -106,7 +109,7 @@ class CacheEvents(Check):
     alone. Where an engine publishes them, whoever has read all of them knows each block that a new request would find,
     by its hash, its tokens and the block before it, and no other: whenever some were published, and at rest, when none
     may be left unpublished that it would need. A block that is cached more than once is there until its last copy is
-    removed.
+    removed. Nothing is published again: of three batches in a row two do not begin with the whole one before.
     """
 
     rule = Rule(
@@ -120,6 +123,10 @@ class CacheEvents(Check):
         notes("evicts without an event", Published((_ONE,), ())),
         notes("removes one copy of two", Published((_ONE, _ONE, Removed((1,))), (BlockId(1),))),
         notes("stores behind another block", Published((_TWO,), (BlockId(2),))),
+        notes(
+            "publishes all again",
+            *(Published((_ONE, Removed((1,)), *[_ONE] * count), (BlockId(1),)) for count in (1, 2, 3)),
+        ),
         notes("names fewer blocks than tokens", Published((_ONE._replace(block_size=1),), (BlockId(1),))),
         Lie(
             "publishes late",
@@ -130,6 +137,19 @@ class CacheEvents(Check):
 
     def after(self, run: Run) -> Iterator[Violation]:
         yield from first_of_each(self._while_published(run, Router()))
+        yield from self._published_again(run)
+
+    def _published_again(self, run: Run) -> Iterator[Violation]:
+        """A batch that stores and removes what others do may be like another one by chance, and so may be one of few
+        events; not three in a row.
+        """
+        batches = [(published.events, note.when) for published, note in run.noted(Published)]
+        for (first, _), (second, _), (third, when) in zip(batches, batches[1:], batches[2:], strict=False):
+            is_one_more = second[: len(first)] == first and third[: len(second)] == second and len(third) > len(first)
+            if len(first) >= FEWEST and len({type(each) for each in first}) > 1 and is_one_more:
+                actual = f"{len(second)} events of the batch before, first of all"
+                yield self.broken("again", "", "each event to be published once", actual, when=when)
+                return
 
     def _while_published(self, run: Run, router: Router) -> Iterator[Violation]:
         for published, note in run.noted(Published):

@@ -82,17 +82,27 @@ def _with_nine_more_verifications(seen: Seen) -> Seen:
     return replace(seen, launches=[*seen.launches, *[late] * 9])
 
 
-class VerifiedAfterAbort(Check):
-    """With EAGLE and overlap three verifications may be under way."""
+class RunAfterEnd(Check):
+    """Of one that was aborted some verifications may be under way: with EAGLE and overlap three. Whose user was told of
+    an end is in no launch from then on.
+    """
 
     rule = Rule(
         "I65",
-        "verified-after-abort",
-        "a request that was aborted is verified no more, but for what was under way",
+        "run-after-end",
+        "a request that was aborted or has ended is run no more, but for what was under way",
         Severity.WRONG_RESULT,
     )
 
-    defects = (Lie("ignores aborts", "seen", _with_nine_more_verifications),)
+    defects = (Lie("ignores aborts and ends", "seen", _with_nine_more_verifications),)
+
+    def after(self, run: Run) -> Iterator[Violation]:
+        aborted, ended = run.users.aborted, run.users.ended_at
+        for launch in run.started.seen.launches:
+            for rid in launch.rids:
+                if launch.iteration > ended.get(rid, launch.iteration) and rid not in aborted:
+                    yield self.broken("end", rid, "no launch behind its end", launch.line, when=launch.iteration)
+                    return
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
         aborted, most = run.users.aborted, self.facts.late

@@ -8,6 +8,7 @@ from dataclasses import replace
 from specsim.verdict import Rule, Severity
 from specsim.world.rule import Check, Lie, Run, Violation
 from specsim.world.scheduler import Chunk, Seen, first_difference, held_in_window, held_of, of_salt
+from specsim.world.users import LATENCY
 
 
 def _begins_at(start: int, held: int) -> Callable[[Seen], Seen]:
@@ -23,7 +24,7 @@ class Reuse(Check):
     computed in any case, and an engine may need the one before a draft. Where an engine keeps what requests computed,
     who was in the last batch of all is in the cache at rest, up to its last page: nobody came who could want its slots.
     Of layers with a sliding window the cache needs what the first token behind attends to. Not looked at are turns of
-    sessions, and prompts with logprobs, which are computed.
+    sessions, and prompts with logprobs, which are computed; and at rest not what had to make room for KV from outside.
     """
 
     rule = Rule("S15", "reuse", "what the prefix cache holds is not computed again", Severity.METRIC)
@@ -44,10 +45,11 @@ class Reuse(Check):
 
     def at_rest(self, run: Run) -> Iterator[Violation]:
         launches, users = run.started.seen.launches, run.users
-        nodes = run.pools.nodes if self.facts.caches and self.setup.radix and launches else None
+        is_looked_at = self.facts.caches and self.setup.radix and not self.setup.connector and launches
+        nodes = run.pools.nodes if is_looked_at else None
         windows = run.pools.window_nodes if self.setup.window else []
         drops = [*users.workload.flushes, *(end for pause, _start, end in users.paused if pause.retracts)]
-        if nodes is None or windows is None or max(drops, default=-1) >= launches[-1].iteration:
+        if nodes is None or windows is None or max(drops, default=-9) + LATENCY >= launches[-1].iteration:
             return
         for told, answer in run.answered:
             if answer.rid not in launches[-1].rids or answer.reason == "abort" or told.turn.session:
@@ -83,13 +85,15 @@ class Salts(Check):
         before: list[str] = []
         for launch in () if self.setup.connector else run.started.seen.launches:
             for rid, chunk in zip(launch.rids, launch.chunks, strict=False):
-                if rid in before or rid not in texts or chunk.drafts >= 0:  # who verifies drafts has begun
+                if rid in before or rid not in texts:
                     continue
-                others = (texts[one] for one in before if told[one].turn.salt == told[rid].turn.salt)
+                before.append(rid)  # what one computes, another one in the same launch may begin behind
+                if chunk.drafts >= 0:
+                    continue  # who verifies drafts has begun
+                others = (texts[one] for one in before[:-1] if told[one].turn.salt == told[rid].turn.salt)
                 shared = max((first_difference(texts[rid], other) for other in others), default=0)
                 if chunk.start > shared:
                     expected = f"to begin behind {shared} positions at most, of requests with its salt"
                     seen = f"it begins at position {chunk.start}"
                     yield self.broken(told[rid].kind, rid, expected, seen, when=launch.iteration)
                     return
-                before.append(rid)  # what one computes, another one in the same launch may begin behind

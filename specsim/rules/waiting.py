@@ -132,7 +132,8 @@ def _now_and_then(time: int, load: Load) -> Load:
 
 class Retraction(Check):
     """Looked at where the pool had room before, and has it without what was taken, for whatever all that ran may need
-    in their next steps. A pause, a reset of the cache, and one who is more urgent may take it nevertheless.
+    in their next steps. A pause, a reset of the cache, one who is more urgent, and KV from outside may take it
+    nevertheless.
     """
 
     rule = Rule("S14", "retraction", "nobody who runs is retracted while there is room", Severity.METRIC)
@@ -143,18 +144,22 @@ class Retraction(Check):
         super().__init__(setup, facts)
         self._go_on: dict[str, int] = {}
         """Those that ran and had room to go on, and how many slots each had."""
+        self._need = 0
+        """Slots that all of them might have needed then."""
 
     def while_running(self, moment: Moment) -> Iterator[Violation]:
-        load, went_on = moment.load, self._go_on
-        need = spare(self.setup, self.facts)
-        has_room = load.free >= len(load.lengths) * need and not moment.is_disturbed and not self.setup.priorities
+        load, went_on, need = moment.load, self._go_on, self._need
+        next_steps = len(load.lengths) * spare(self.setup, self.facts) + load.chunked * self.setup.chunk
+        self._need = next_steps * len(self.setup.pages)
+        is_looked_at = not (moment.is_disturbed or self.setup.priorities or self.setup.connector)
+        has_room = is_looked_at and load.free >= self._need
         self._go_on = {rid: has for rid, _claimed, has in load.lengths} if has_room else {}
         if moment.is_disturbed:
             return
         waiting = {rid for rid, _length in load.waiting}
         for rid, has in went_on.items():
             room = load.free - has
-            if rid in waiting and has >= 0 and room >= len(went_on) * need:
+            if rid in waiting and has >= 0 and room >= need:
                 actual = f"it waits again, beside {room} free slots and {len(went_on)} who ran"
                 yield self.broken("room", rid, "to go on", actual)
 
@@ -213,8 +218,8 @@ def _its_past(load: Load) -> Load:
 
 class Holding(Check):
     """It has slots for the steps that it is ahead, and for its next one; of layers with a sliding window, beside the
-    steps whose results have not come yet, for the window alone. KV from outside has its slots before it is claimed, and
-    is not looked at.
+    steps whose results have not come yet, for the window and for what its engine lets slide out of it. KV from outside
+    has its slots before it is claimed, and is not looked at.
     """
 
     rule = Rule("S16", "holding", "a running request has no more slots than its next steps need", Severity.METRIC)
@@ -231,7 +236,8 @@ class Holding(Check):
             if has > claimed + need:
                 yield self.broken("slots", rid, f"{claimed + need} slots at most: {need} beyond its claim", str(has))
         for (rid, claimed, _has), has in zip(load.lengths, load.windows, strict=False):
-            most = need + self.setup.window + max(self.setup.pages) + claimed - self._handled(rid, claimed)
+            behind = (self.setup.window_lag or self.facts.window_lag) + claimed - self._handled(rid, claimed)
+            most = need + self.setup.window + max(self.setup.pages) + behind
             if has > most:
                 yield self.broken("window", rid, f"{most} slots of the window's layers at most", str(has))
 
@@ -279,9 +285,8 @@ class Paused(Check):
 
 
 def _backwards(seen: Seen) -> Seen:
-    rids = [launch.rids for launch in seen.launches]
-    launches = [launch._replace(rids=last) for launch, last in zip(seen.launches, reversed(rids), strict=True)]
-    return replace(seen, launches=launches)
+    """Each request starts with its last launch."""
+    return replace(seen, launches=seen.launches[::-1])
 
 
 class Order(Check):

@@ -23,6 +23,12 @@ PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLINGS = ("cold", "top-p", "top-k and top-p")
 """How a request is sampled: each leaves one token of what the model says, so that its answer is the greedy one."""
 
+TOO_LONG, NO_GRAMMAR, BEHIND, NO_SESSION = "prompt", "grammar", "logprobs", "session"
+REFUSALS = (TOO_LONG, NO_GRAMMAR, BEHIND, NO_SESSION)
+"""Why no server takes a request: its prompt is too long, its grammar is none, it asks for logprobs from behind its
+prompt on, or it is of a session that nobody opened.
+"""
+
 HIDDEN = ("all", "last")
 """Hidden states of a request: of its prompt and all tokens of its answer but the last, or the last one of these."""
 
@@ -75,6 +81,8 @@ class Setup:
     `hicache`       when KV of the prefix cache is copied to a pool on the host: "write_through" as soon as it is
                     cached, "write_through_selective" once it was found again, "write_back" when it is evicted; "" for
                     never
+    `window_lag`    positions that slide out of the window before it is given back what a running request has of them;
+                    0 for as many as an engine takes by itself
     """
 
     page_size: int = 1
@@ -110,6 +118,7 @@ class Setup:
     window_page: int = 0
     lookahead_hashes: bool = True
     hicache: str = ""
+    window_lag: int = 0
 
     @property
     def pages(self) -> tuple[int, ...]:
@@ -171,6 +180,8 @@ class Facts:
     `hears`      whether requests reach it while it is paused, and wait there, and `refuses` whether it may be told to
                  refuse them then
     `hidden`     hidden states that requests may ask for: of HIDDEN
+    `refusals`   requests that it is to refuse: of REFUSALS
+    `window_lag` as a setup's, where that says nothing: at most
     """
 
     features: frozenset[str]
@@ -191,6 +202,8 @@ class Facts:
     hears: bool = False
     refuses: bool = False
     hidden: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    window_lag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +232,7 @@ class Turn:
     `prompt_logprobs`  token of its prompt from which on logprobs are sent beside the answer's, -1 for none
     `salt`      what it may begin behind in the prefix cache is of requests with the same one, or of those with none
                 where it is ""
+    `refused`   why it is to be refused: one of REFUSALS, "" where it is not
     """
 
     rid: str
@@ -242,6 +256,7 @@ class Turn:
     hidden: str = ""
     prompt_logprobs: int = -1
     salt: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,9 @@ class Users:
         self._told: dict[str, list[int]] = {}
         """By request how many tokens its user has at the start of each iteration."""
         self.refusable: set[str] = set()
-        """Turns whose session may have timed out before them, or that come while the scheduler refuses them."""
+        """Turns that are to be refused, whose session may have timed out before them, or that come while the scheduler
+        refuses them.
+        """
         self._timed_out: set[str] = set()
         self._left = 0
         """Requests that have ended and had run, so that the batch has lost them."""
@@ -206,7 +208,7 @@ class Users:
             messages.append(self.started.open_session(turn.session, turn.timeout))
         elif turn.session in self._timed_out:
             self.refusable.add(turn.rid)
-        if self._resumes_at >= 0 and self.paused[-1].pause.refuses:
+        if turn.refused or (self._resumes_at >= 0 and self.paused[-1].pause.refuses):
             self.refusable.add(turn.rid)
         self.sent_at[turn.rid] = iteration
         messages.append(self.started.generate(turn))

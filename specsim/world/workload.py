@@ -1,8 +1,8 @@
 """What users do in a schedule: requests, turns of sessions, aborts, flushes, each at an iteration of the scheduler.
 
 Drawn from the schedule's chooser; all-zero choices are one request of one token for one token. Whole kinds are left out
-of a schedule by a swarm (Groce et al., ISSTA 2012). What no server would accept is never drawn: a prompt and its answer
-fit a row and the pool.
+of a schedule by a swarm (Groce et al., ISSTA 2012). A prompt and its answer fit a row and the pool, but of those that
+are to be refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
 from specsim.world.hash_model import reasoned
-from specsim.world.scheduler import ABORT, DRAIN, KEEP, PENALTIES, SAMPLINGS, Pause, Turn, defaults
+from specsim.world.scheduler import (
+    ABORT,
+    DRAIN,
+    KEEP,
+    NO_GRAMMAR,
+    PENALTIES,
+    SAMPLINGS,
+    TOO_LONG,
+    Pause,
+    Turn,
+    defaults,
+)
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
@@ -28,7 +39,7 @@ ARRIVALS = (1, 40, 70, 110)
 """Iterations within which requests arrive."""
 TOKENS = range(20, 90)
 LATER_FIELDS = {
-    "turns": (Turn, ("sampling", "bias", "stream", "hidden", "prompt_logprobs", "salt")),
+    "turns": (Turn, ("sampling", "bias", "stream", "hidden", "prompt_logprobs", "salt", "refused")),
     "pauses": (Pause, ("mode", "refuses")),
 }
 """What is left out where it has its default, so that digests are those of before these fields came."""
@@ -62,6 +73,8 @@ BIASED = "biases"
 SALTED = "salts"
 """In a quarter of schedules requests have one, or none."""
 SALTS = ("", "a", "b")
+REFUSED = 6
+"""Where requests may have to be refused, one in so many schedules has some."""
 RANKS = 3
 """Of how likely a token of a grammar may be: drafts have them, too."""
 BIASES = (0, 2, 3, 4)
@@ -142,6 +155,8 @@ def turn_text(turn: Mapping[str, Any]) -> str:
         parts.append("with its last hidden state" if turn["hidden"] == "last" else "with all hidden states")
     if turn.get("prompt_logprobs", -1) >= 0:
         parts.append(f"with logprobs of its prompt from token {turn['prompt_logprobs']} on")
+    if turn.get("refused"):
+        parts.append(f"to be refused for its {turn['refused']}")
     if turn.get("salt"):
         parts.append(f"with salt {turn['salt']}")
     if turn["priority"]:
@@ -175,6 +190,8 @@ def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) 
     leaps = tuple(_leaps(chooser, spread)) if "time-outs" in features and sessions else ()
     if SALTED in facts.features and chooser.choose(4, "has salts") == 3:
         turns = list(_salted(chooser, turns))
+    if facts.refusals and chooser.choose(REFUSED, "has some to refuse") == REFUSED - 1:
+        turns = list(_refused(chooser, setup, facts, turns))
     return Workload(tuple(turns), flushes, abort_all, pauses, leaps)
 
 
@@ -186,6 +203,21 @@ def _salted(chooser: Chooser, turns: Sequence[Turn]) -> Iterator[Turn]:
         if name not in salts:
             salts[name] = pick(chooser, SALTS, "salt")
         yield replace(turn, salt=salts[name])
+
+
+def _refused(chooser: Chooser, setup: Setup, facts: Facts, turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Some of them are to be refused; of a session's turns only for what they add to it."""
+    shortest = min(setup.context + 1 if setup.context else setup.slots, setup.slots - 1) - facts.answer_room
+    """Of the prompts that are too long. Without a context of a setup's own it is the pool that is too small."""
+    for turn in turns:
+        if chooser.choose(3, "is refused") != 2:
+            yield turn
+            continue
+        why = TOO_LONG if turn.session else pick(chooser, facts.refusals, "refused for")
+        is_long = why == TOO_LONG
+        prompt = prompt_of(98, shortest + between(chooser, 0, 4, "too long by")) if is_long else turn.prompt
+        compiling = between(chooser, 0, 6, "compiling") if why == NO_GRAMMAR else turn.compiling
+        yield replace(turn, refused=why, prompt=prompt, compiling=compiling)
 
 
 def _pauses(chooser: Chooser, facts: Facts, spread: int) -> Iterator[Pause]:

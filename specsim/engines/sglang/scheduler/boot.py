@@ -22,7 +22,7 @@ import torch
 from specsim.contracts.registry import OPS
 from specsim.engines.sgl_kernel_module import module_of
 from specsim.engines.sglang.scheduler import operations
-from specsim.engines.sglang.scheduler.families import Family, family_of
+from specsim.engines.sglang.scheduler.families import EVICTION, EVICTION_DEFAULT, Family, family_of
 from specsim.engines.sglang.scheduler.freed import watch
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.kv_events import publish
@@ -106,6 +106,7 @@ class Booted:
         if refusal := family.refusal(options):
             raise UsageError(refusal, "use another setup")
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
+        os.environ[EVICTION] = str(options.window_lag or EVICTION_DEFAULT)
         os.environ[TREE_CORE] = "rust" if options.rust_tree else "python"
         self._outputs: dict[str, SentOutput] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset

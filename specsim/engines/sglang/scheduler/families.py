@@ -31,6 +31,10 @@ from specsim.world.fakes import AdapterDriftError, Answers, Fake, nothing
 GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
 
 
+EVICTION = "SGLANG_SWA_EVICTION_INTERVAL"
+"""The variable that says how many tokens slide out of a window before their KV is given back; of srt/environ.py."""
+
+EVICTION_DEFAULT = 128
 GRAPH_SIZES = (1, 2, 4, 8)
 """Batches that CUDA graphs are captured for; others are padded."""
 
@@ -92,6 +96,8 @@ class Family:
         """Why these options cannot be run on this family; "" where they can."""
         if options.hidden_states and options.worker == "fake":
             return "the fake worker makes no hidden states"
+        if options.window_lag and not self.evicts_by_tokens:
+            return "it gives KV behind a window back after so many steps as the window has tokens"
         return ""
 
     def server_arguments(self, options: Options, model_path: str) -> Any:
@@ -423,6 +429,11 @@ class Family:
         return "last" if wanted == "last" and self.knows_last_hidden_state else bool(wanted)
 
     @property
+    def evicts_by_tokens(self) -> bool:
+        """To 0.5.13.post1 KV behind a window is given back after so many steps as the window has tokens."""
+        return hasattr(release_module("environ").envs, EVICTION)
+
+    @property
     def knows_last_hidden_state(self) -> bool:
         """To 0.5.16 a request is sent all hidden states or none."""
         return hasattr(release_module("managers.schedule_batch"), "get_return_hidden_states_mode")
@@ -572,8 +583,10 @@ def _accepted(function: Callable[..., Any], **named: Any) -> dict[str, Any]:
     return named if takes_any else {name: value for name, value in named.items() if name in parameters}
 
 
-FULL = 0
-"""Among the components of a radix tree's node, each of which has the slots of a pool, the one of full attention."""
+FULL, WINDOW = 0, 1
+"""Among the components of a radix tree's node, each of which has the slots of a pool, those of full attention and of a
+sliding window.
+"""
 
 
 def root_of(tree: Any) -> Any:
@@ -587,6 +600,12 @@ def root_of(tree: Any) -> Any:
 def slots_in(node: Any) -> Any:
     """The slots of the full pool that a node of a radix tree holds, a tensor on the device; None for none."""
     return node.value if hasattr(node, "value") else node.component_data[FULL].value
+
+
+def window_slots_in(node: Any) -> Any:
+    """The slots of the full pool that it holds, if it has them in the sliding window's pool, too; None if not."""
+    has = not node.swa_tombstone if hasattr(node, "swa_tombstone") else node.component_data[WINDOW].value is not None
+    return slots_in(node) if has else None
 
 
 def host_slots_in(node: Any) -> Any:

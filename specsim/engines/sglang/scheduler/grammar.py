@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from specsim.engines.sglang.scheduler.modules import release_module
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
 from specsim.world.fakes import Answers, Fake, nothing
 
 BITS = 32
+WRONG = "("
+"""A text that ends so is no grammar."""
 
 
 class FakeGrammar(Fake):
@@ -105,5 +108,11 @@ class Backend(Fake):
             if wait:
                 left.append((wait - 1, future, text))
             elif not future.done():
-                future.set_result(FakeGrammar(self._answers, self.tokenizer.encode(text)))
+                future.set_result(self._made(text))
         self._compiling = left
+
+    def _made(self, text: str) -> Any:
+        """A grammar, or what a release's own backend has in place of one that cannot be compiled."""
+        if text.endswith(WRONG):
+            return release_module("constrained.base_grammar_backend").InvalidGrammarObject("it ends too soon")
+        return FakeGrammar(self._answers, self.tokenizer.encode(text))

@@ -35,6 +35,7 @@ class Options:
     hidden_states: bool = False  # requests may ask for them
     kv_events: bool = False  # what the prefix cache holds is published
     hicache: str = ""  # when the KV of the prefix cache is copied to the host; "" for never
+    window_lag: int = 0  # tokens that slide out of a window before their KV is given back; 0 for the release's own
     num_steps: int = 0  # depth of a draft; 0 for num_draft_tokens - 1
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specsim.engines.sglang.guards import Guards
-from specsim.world.scheduler import HIDDEN, Facts, Setup
+from specsim.world.scheduler import HIDDEN, REFUSALS, Facts, Setup
 from specsim.world.workload import FEATURES, SALTED
 
 FACTS = Facts(
@@ -19,7 +21,12 @@ FACTS = Facts(
     keeps_last=True,
     caches=True,
     hidden=HIDDEN,
+    refusals=REFUSALS,
+    window_lag=132,  # see EVICTION_DEFAULT, and a page
 )
+
+BY_STEPS = replace(FACTS, window_lag=36)
+"""Of releases that give KV behind a window of 8 back after as many steps, of up to four tokens each, and a page."""
 
 # A new row goes to the end: tapes name rows by their numbers.
 SETUPS: tuple[Setup, ...] = (
@@ -84,6 +91,8 @@ SETUPS: tuple[Setup, ...] = (
     Setup(hicache="write_through", slots=80),
     Setup(hicache="write_back", page_size=4, slots=72, reserve=0.1),
     Setup(hicache="write_through_selective", chunk=12, slots=72),
+    Setup(chunk=12, slots=112, mixed=True, overlap=False),
+    Setup(window=8, slots=240, window_lag=8),
 )
 
 OPTIONS = frozenset(
@@ -100,6 +109,7 @@ OPTIONS = frozenset(
         "priorities",
         "radix",
         "steps",
+        "window_lag",
     )
 )
 """Of a setup's settings those that a server has only where it is told to. Of the others some are sizes, which memory,

@@ -14,6 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import pairwise
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,12 +29,13 @@ from specsim.engines.sglang.guards import Guards, read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
 from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
-from specsim.engines.sglang.scheduler.families import host_slots_in, root_of, slots_in
-from specsim.engines.sglang.scheduler.kv_events import cached, events_of, makes_events
+from specsim.engines.sglang.scheduler.families import WINDOW, host_slots_in, root_of, slots_in, window_slots_in
+from specsim.engines.sglang.scheduler.grammar import WRONG
+from specsim.engines.sglang.scheduler.kv_events import cached, events_of, makes_events, units_of
 from specsim.engines.sglang.scheduler.modules import MARKER, PACKAGE, below
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import unknown_fields
-from specsim.engines.sglang.scheduler.setups import FACTS, SETUPS, reach_of
+from specsim.engines.sglang.scheduler.setups import BY_STEPS, FACTS, SETUPS, reach_of
 from specsim.engines.sglang.scheduler.tokenizer import text_of, tokens_of
 from specsim.engines.sglang.scheduler.worker import Worker, lengths_of, starts_of, unwritten
 from specsim.engines.sglang.where import ATTENTION, OF_SCHEDULER, OF_SCHEDULES, RUST_TREE, SCHEDULER
@@ -47,10 +51,13 @@ from specsim.world.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.world.kv import BeyondRow, DraftsCounted
 from specsim.world.release import ReleaseFiles
 from specsim.world.scheduler import (
+    BEHIND,
     END,
     HIDDEN,
     IN_PYTHON,
     IN_RUST,
+    NO_GRAMMAR,
+    NO_SESSION,
     Answer,
     Chunk,
     Launch,
@@ -66,8 +73,7 @@ from specsim.world.scheduler import (
     Step,
     TreeNode,
     Turn,
-    held_of,
-    of_salt,
+    first_difference,
 )
 from specsim.world.workload import SALTS
 
@@ -284,6 +290,7 @@ def _options(setup: Setup) -> Options:
         hidden_states=setup.hidden_states,
         kv_events=setup.kv_events,
         hicache=setup.hicache,
+        window_lag=setup.window_lag,
         context_length=setup.context + OUTSIDE if setup.context else CONTEXT_LENGTH,
     )
 
@@ -315,7 +322,8 @@ class Started:
         self._counts: list[tuple[int, int]] = []  # of records and findings, at the start of each iteration
         self._recording: Recording | None = None
         self._unpublished: list[Event] = []
-        self.facts = FACTS if booted.family.knows_last_hidden_state else replace(FACTS, hidden=HIDDEN[:1])
+        facts = FACTS if booted.family.evicts_by_tokens else BY_STEPS
+        self.facts = facts if booted.family.knows_last_hidden_state else replace(facts, hidden=HIDDEN[:1])
 
     def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
         return decoded(prompt, count, rank)
@@ -352,9 +360,10 @@ class Started:
         stops += turn.grammar[-1:]  # no backend ends a grammar by another token than one that ends the answer, too
         sampling: dict[str, Any] = {"stop_token_ids": stops, "ignore_eos": False} if stops else {}
         if turn.stop_text:
-            sampling["stop"] = [text_of(turn.stop_text)]
-        if turn.grammar:
-            sampling["regex"] = text_of(turn.grammar)
+            stop = text_of(turn.stop_text)
+            sampling["stop"] = [stop] if len(stop) == 2 else stop  # either is the API's
+        if turn.grammar or turn.refused == NO_GRAMMAR:
+            sampling["regex"] = text_of(turn.grammar) + (WRONG if turn.refused == NO_GRAMMAR else "")
             self._booted.family.grammars.wait[sampling["regex"]] = turn.compiling
         if turn.penalty:
             sampling[turn.penalty] = float(decoding.PENALTY)
@@ -363,6 +372,10 @@ class Started:
         if turn.sampling:
             sampling |= SAMPLING[turn.sampling]
         wishes = {name: getattr(turn, name) for name in ("session", "logprobs", "prompt_logprobs", "hidden", "stream")}
+        if turn.refused == BEHIND:
+            wishes["prompt_logprobs"] = len(turn.prompt) + 1
+        elif turn.refused == NO_SESSION:
+            wishes["session"] = f"none of {turn.rid}"
         message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **wishes, **sampling)
         if self._setup.priorities:
             message.priority = turn.priority
@@ -515,15 +528,33 @@ class Started:
 
     def _chunks(self, batch: Any, rids: Sequence[str], begun: set[str]) -> tuple[Chunk, ...]:
         """What an extend computes, where the requests in `begun` have begun before."""
-        is_looked_up = self._setup.radix and not self._setup.window and not begun.issuperset(rids)
-        nodes = _nodes(self._booted.radix_tree) if is_looked_up else None
+        is_looked_up = self._setup.radix and not begun.issuperset(rids)
+        root = root_of(self._booted.radix_tree) if is_looked_up else None
         held = [
-            -1
-            if nodes is None or rid in begun
-            else held_of(of_salt(nodes, _salt_of(request)), request.origin_input_ids)
+            -1 if root is None or rid in begun else self._held(root, request)
             for rid, request in zip(rids, batch.reqs, strict=True)
         ]
         return tuple(map(Chunk, starts_of(batch), lengths_of(batch), held))
+
+    def _held(self, root: Any, request: Any) -> int:
+        """How much of a request's prompt the prefix cache has, in whole pages: with a sliding window up to where it has
+        a window of what comes before, too, or all.
+        """
+        page, window, salt = self._setup.page_size, self._setup.window, _salt_of(request)
+        prompt = list(request.origin_input_ids)
+        held, length, behind = 0, 0, inf
+        children = root.children.values()
+        while children:
+            same = ((_shared(node.key, prompt[length:]), node) for node in children if _salt_of(node.key) == salt)
+            shared, node = max(same, key=itemgetter(0), default=(0, root))
+            whole = shared // page * page
+            if not whole or slots_in(node) is None:
+                break
+            length += whole
+            behind = 0 if window and window_slots_in(node) is None else behind + whole
+            held = length if behind >= window else held
+            children = node.children.values() if whole == len(node.key) else ()
+        return held
 
     def _log_counts(self) -> None:
         """Note what is added to the counter of correct drafts."""
@@ -570,6 +601,7 @@ class Started:
             lengths=tuple(lengths),
             row_width=booted.req_to_token.shape[1],
             chunked=scheduler.chunked_req is not None,
+            windows=tuple(_own_window(r, length[2]) for r, length in zip(running, lengths, strict=True) if window),
         )
 
     @property
@@ -687,6 +719,14 @@ def _number(request: Any, name: str) -> int:
     return -1 if found is None else int(found)
 
 
+def _own_window(request: Any, allocated: int) -> int:
+    """How many slots of the sliding window's pool a request has beside those of the prefix cache."""
+    memory = getattr(request, "kv", None)
+    by_component = getattr(memory, "get_evicted_seqlen", None)
+    evicted = by_component(WINDOW) if by_component else _number(request, "swa_evicted_seqlen")
+    return allocated - max(evicted, _number(request, "cache_protected_len"))
+
+
 def _reason(reason: Any) -> str:
     """Why a request ended: "stop", "length", "abort", or "" while it runs."""
     if reason is None:
@@ -699,6 +739,14 @@ def _matched(reason: Mapping[str, Any]) -> Matched:
     """What a finish reason says ended the answer; a text as the tokens that it is of."""
     matched = reason.get("matched", reason.get("length"))
     return tokens_of(matched) if isinstance(matched, str) else matched
+
+
+def _shared(key: Any, tokens: Sequence[int]) -> int:
+    """How many of these tokens a key of a radix tree has, from the first on; of pairs the ones that begin so."""
+    units = units_of(key)
+    has_pairs = bool(units) and isinstance(units[0], tuple)
+    asked: list[Any] = [*pairwise(tokens)] if has_pairs else [*tokens]
+    return first_difference(units, asked)
 
 
 def _in_window(nodes: Iterable[TreeNode], window_slots: Sequence[int]) -> Iterator[TreeNode]:

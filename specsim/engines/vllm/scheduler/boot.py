@@ -290,14 +290,15 @@ class Booted:
         grammar: Sequence[int] = (),
         compiling: int = 0,
         salt: str = "",
+        is_wrong: bool = False,
         **sampling: Any,
     ) -> Any:
-        """A request to generate, with a grammar that allows that text, if any, and is compiled in so many iterations.
-        `sampling` are fields of SamplingParams.
+        """A request to generate, with a grammar that allows that text, if any, and is compiled in so many iterations,
+        or then found to be none where it `is_wrong`. `sampling` are fields of SamplingParams.
         """
-        if grammar:
+        if grammar or is_wrong:
             self.compiling[rid] = compiling
-            sampling["structured_outputs"] = parameters_of(grammar)
+            sampling["structured_outputs"] = parameters_of(grammar, is_wrong=is_wrong)
         kind = release_module("engine").EngineCoreRequest
         if len(prompt) + answer == self.context and self.draws(2, "asks for more"):
             answer += self.context  # and is told no more than the context takes

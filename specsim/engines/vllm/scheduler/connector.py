@@ -126,9 +126,14 @@ class Outside:
         return dict.fromkeys(come).keys(), dict.fromkeys(was_read).keys(), failed  # keys are a set that has an order
 
 
-def failing(loads: Iterable[tuple[Transfer, int]]) -> set[str]:
-    """The requests whose loads do not come whole: what is computed for them in the step nobody reads."""
-    return {transfer.rid for transfer, end in loads if end < transfer.end}
+def missing(loads: Iterable[tuple[Transfer, int]], block_size: int) -> set[int]:
+    """The blocks whose KV does not come: what is computed in the step for whoever has one of them nobody reads."""
+    return {
+        block
+        for transfer, end in loads
+        for block in transfer.blocks[end // block_size : -(-transfer.end // block_size)]
+        if end < transfer.end
+    }
 
 
 def load(transfer: Transfer, end: int, model: KvModel) -> None:

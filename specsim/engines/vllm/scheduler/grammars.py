@@ -20,15 +20,16 @@ from specsim.world.hash_model import ENDS_REASONING, VOCABULARY
 
 BACKEND = "xgrammar"
 """The one that the manager is to take; it takes ours for it."""
+WRONG = "("
+"""No token of a grammar."""
 WORD = 32
 """Tokens in a number of a mask."""
 
 
-def parameters_of(text: Sequence[int]) -> Any:
-    """The release's parameters of a request whose grammar allows `text`."""
-    made = importlib.import_module(f"{PACKAGE}.sampling_params").StructuredOutputsParams(
-        grammar=" ".join(map(str, text))
-    )
+def parameters_of(text: Sequence[int], *, is_wrong: bool = False) -> Any:
+    """The release's parameters of a request whose grammar allows `text`; or cannot be compiled."""
+    words = [*map(str, text), *[WRONG] * is_wrong]
+    made = importlib.import_module(f"{PACKAGE}.sampling_params").StructuredOutputsParams(grammar=" ".join(words))
     made._backend = BACKEND
     return made
 
@@ -90,6 +91,9 @@ class _Compiled(Future[Any]):
 
 class _Backend:
     def compile_grammar(self, _kind: Any, text: str, **_more: Any) -> Any:
+        """ValueError for a text with WRONG."""
+        if WRONG in text:
+            raise ValueError(f"no grammar: {text!r}")
         return _grammar_class()(tuple(map(int, text.split())))
 
     def allocate_token_bitmask(self, rows: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.engines.vllm.scheduler.connector import Outside, Transfer, failing, load
+from specsim.engines.vllm.scheduler.connector import Outside, Transfer, load, missing
 from specsim.engines.vllm.scheduler.grammars import allowed
 from specsim.engines.vllm.scheduler.pools import note_freed, note_revived, read, slots_of, write
 from specsim.world.hash_model import FIRST_TOKEN, VOCABULARY, Prefixes, extended, likely, next_token
@@ -162,7 +162,7 @@ class Model:
         self._step += 1
         for transfer, end in loads:
             load(transfer, end, self)
-        in_vain = failing(loads)
+        absent = missing(loads, self.block_size)
         if not getattr(batch, "has_sync_kv_loads", True):  # a worker may begin them behind the forward pass
             for transfer, _end in loads:
                 self._differs("loads-in-the-step", transfer.rid, "told", "not told")
@@ -171,7 +171,7 @@ class Model:
         drafts = batch.scheduled_spec_decode_tokens
         masks = self._masks(grammar, drafts) if grammar is not None else {}
         for rid in batch.num_scheduled_tokens:
-            self._seats[rid].is_read = rid not in in_vain
+            self._seats[rid].is_read = absent.isdisjoint(self._seats[rid].blocks[0])
         return {
             rid: self._run(self._seats[rid], count, drafts.get(rid, ()), masks.get(rid, _NO_MASKS))
             for rid, count in batch.num_scheduled_tokens.items()

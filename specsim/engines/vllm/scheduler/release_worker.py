@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from specsim.engines.vllm.scheduler.connector import Outside, Transfer, failing, worker_connector
+from specsim.engines.vllm.scheduler.connector import Outside, Transfer, missing, worker_connector
 from specsim.engines.vllm.scheduler.imports import PACKAGE
 from specsim.engines.vllm.scheduler.pools import note_freed, note_revived
 from specsim.engines.vllm.scheduler.release_model import BatchSeat, Pass, StageModel
@@ -108,14 +108,14 @@ class ReleaseWorker:
         """None where there are tokens to sample, else the release's ModelRunnerOutput."""
         if self.outside is not None:
             self.loads, self.failed = self.outside.take(batch.kv_connector_metadata)
-        in_vain, drafts = failing(self.loads), batch.scheduled_spec_decode_tokens
+        absent, drafts = missing(self.loads, self.block_size), batch.scheduled_spec_decode_tokens
         self._seats = {
             rid: BatchSeat(
                 rid,
                 self.prefixes[rid],
                 len(drafts.get(rid, ())),
                 tuple(map(tuple, self._blocks_of(rid))),
-                is_read=rid not in in_vain,
+                is_read=absent.isdisjoint(self._blocks_of(rid)[0]),
             )
             for rid in batch.num_scheduled_tokens
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specsim.engines.vllm.scheduler.configuration import CONTEXT
 from specsim.engines.vllm.scheduler.runners import V2
-from specsim.world.scheduler import ABORT, DRAIN, KEEP, Facts, Setup
+from specsim.world.scheduler import ABORT, DRAIN, KEEP, NO_GRAMMAR, Facts, Setup
 from specsim.world.workload import CROSSED, SALTED, SYSTEM
 
 PAUSES, GRAMMARS = "pauses", "grammars"
@@ -40,6 +40,7 @@ FACTS = Facts(
     pauses=(KEEP, DRAIN, ABORT),
     hears=True,
     masks=True,
+    refusals=(NO_GRAMMAR,),
 )
 
 # A new row goes to the end: tapes name rows by their numbers.
@@ -84,6 +85,9 @@ SETUPS: tuple[Setup, ...] = (
     Setup(page_size=4, slots=96, overlap=False, worker="release", connector=True),
     Setup(page_size=4, slots=240, window=8, window_page=8),
     Setup(page_size=4, slots=96, lookahead_hashes=False),
+    Setup(page_size=4, slots=160, window=8, lookahead_hashes=False, kv_events=True),
+    Setup(page_size=4, slots=96, rows=3, priorities=True, connector=True),
+    Setup(page_size=4, slots=96, overlap=False, model_runner="V1", connector=True),
 )
 
 _SIZES = frozenset(("page_size", "slots", "rows", "chunk", "window", "window_page", "worker", "model_runner"))

@@ -34,6 +34,7 @@ from specsim.world.scheduler import (
     ABORT,
     DRAIN,
     KEEP,
+    NO_GRAMMAR,
     Answer,
     Chunk,
     Launch,
@@ -187,7 +188,7 @@ class Started(OwnScheduler):
     def generate(self, turn: Turn) -> Any:
         stops = [*([turn.stop] if turn.stop >= 0 else []), *turn.grammar[-1:]]  # a grammar ends where the answer does
         given: dict[str, Any] = {"stop_token_ids": stops} if stops else {}
-        given |= {"grammar": turn.grammar, "compiling": turn.compiling} if turn.grammar else {}
+        given |= {"grammar": turn.grammar, "compiling": turn.compiling, "is_wrong": turn.refused == NO_GRAMMAR}
         given |= {"priority": turn.priority if self._setup.priorities else 0, "salt": turn.salt}
         return lambda: self._booted.add(turn.rid, turn.prompt, turn.answer, **given)
 
