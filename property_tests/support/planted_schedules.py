@@ -2,8 +2,8 @@
 
     python -m property_tests.support.planted_schedules VERSION COUNT FEATURE SETUP MODULE FUNCTION EDIT NAME NTH
 
-The first COUNT schedules of seed 0, each of which has the FEATURE ("" for none in particular, "refusals" for requests
-that are to be refused) and the SETUP of that number ("" for each in its turn). EDIT is "" for the release as it is.
+The first COUNT schedules of seed 0, each of which has the FEATURE ("" for none in particular) and the SETUP of that
+number ("" for each in its turn). EDIT is "" for the release as it is.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ SECONDS = 60.0
 def main(
     version: str, count: str, feature: str, setup: str, module: str, function: str, edit: str, name: str, nth: str
 ) -> None:
-    if feature == "refusals":
-        workload.REFUSED = 1  # every schedule has it
-    elif feature:
-        workload.FEATURES[feature] = 1
+    if feature:
+        drawn = workload.FEATURES if feature in workload.FEATURES else workload.LATER_FEATURES
+        drawn[feature] = 1  # every schedule has it
     module = f"sglang.srt.{module}"
     defect = Planted(id="", title="", module=module, function=function, hashes=(), edit=edit, name=name, nth=int(nth))
     root = folder_of(Release("sglang", version), open_cache(None))

@@ -87,13 +87,11 @@ class Salts(Check):
             for rid, chunk in zip(launch.rids, launch.chunks, strict=False):
                 if rid in before or rid not in texts:
                     continue
-                before.append(rid)  # what one computes, another one in the same launch may begin behind
-                if chunk.drafts >= 0:
-                    continue  # who verifies drafts has begun
-                others = (texts[one] for one in before[:-1] if told[one].turn.salt == told[rid].turn.salt)
+                others = (texts[one] for one in before if told[one].turn.salt == told[rid].turn.salt)
                 shared = max((first_difference(texts[rid], other) for other in others), default=0)
-                if chunk.start > shared:
+                if chunk.start > shared and chunk.drafts < 0:  # who verifies drafts has begun
                     expected = f"to begin behind {shared} positions at most, of requests with its salt"
                     seen = f"it begins at position {chunk.start}"
                     yield self.broken(told[rid].kind, rid, expected, seen, when=launch.iteration)
                     return
+                before.append(rid)  # what one computes, another one in the same launch may begin behind

@@ -181,7 +181,7 @@ class Facts:
                  refuse them then
     `hidden`     hidden states that requests may ask for: of HIDDEN
     `refusals`   requests that it is to refuse: of REFUSALS
-    `window_lag` as a setup's, where that says nothing: at most
+    `window_lag` what it is at most of a setup that leaves it to the engine
     """
 
     features: frozenset[str]

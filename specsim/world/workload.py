@@ -71,10 +71,12 @@ SYSTEM = "system prompts"
 BIASED = "biases"
 """Beside penalties: requests may have a logit bias, which a fake worker has seldom."""
 SALTED = "salts"
-"""In a quarter of schedules requests have one, or none."""
+"""Requests have one, or none."""
 SALTS = ("", "a", "b")
-REFUSED = 6
-"""Where requests may have to be refused, one in so many schedules has some."""
+REFUSED = "refusals"
+"""Some requests have to be refused."""
+LATER_FEATURES = {SALTED: 4, REFUSED: 6}
+"""A schedule in so many has it, drawn behind all else."""
 RANKS = 3
 """Of how likely a token of a grammar may be: drafts have them, too."""
 BIASES = (0, 2, 3, 4)
@@ -188,11 +190,16 @@ def draw_workload(chooser: Chooser, setup: Setup, facts: Facts, decode: Decode) 
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
     pauses = tuple(_pauses(chooser, facts, spread)) if "pauses" in features else ()
     leaps = tuple(_leaps(chooser, spread)) if "time-outs" in features and sessions else ()
-    if SALTED in facts.features and chooser.choose(4, "has salts") == 3:
+    if SALTED in facts.features and _has(chooser, SALTED, "has salts"):
         turns = list(_salted(chooser, turns))
-    if facts.refusals and chooser.choose(REFUSED, "has some to refuse") == REFUSED - 1:
+    if facts.refusals and _has(chooser, REFUSED, "has some to refuse"):
         turns = list(_refused(chooser, setup, facts, turns))
     return Workload(tuple(turns), flushes, abort_all, pauses, leaps)
+
+
+def _has(chooser: Chooser, feature: str, label: str) -> bool:
+    one_in = LATER_FEATURES[feature]
+    return chooser.choose(one_in, label) == one_in - 1
 
 
 def _salted(chooser: Chooser, turns: Sequence[Turn]) -> Iterator[Turn]:
@@ -207,7 +214,7 @@ def _salted(chooser: Chooser, turns: Sequence[Turn]) -> Iterator[Turn]:
 
 def _refused(chooser: Chooser, setup: Setup, facts: Facts, turns: Sequence[Turn]) -> Iterator[Turn]:
     """Some of them are to be refused; of a session's turns only for what they add to it."""
-    shortest = min(setup.context + 1 if setup.context else setup.slots, setup.slots - 1) - facts.answer_room
+    shortest = (min(setup.context + 1, setup.slots - 1) if setup.context else setup.slots - 1) - facts.answer_room
     """Of the prompts that are too long. Without a context of a setup's own it is the pool that is too small."""
     for turn in turns:
         if chooser.choose(3, "is refused") != 2:

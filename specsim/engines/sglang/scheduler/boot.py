@@ -22,7 +22,8 @@ import torch
 from specsim.contracts.registry import OPS
 from specsim.engines.sgl_kernel_module import module_of
 from specsim.engines.sglang.scheduler import operations
-from specsim.engines.sglang.scheduler.families import EVICTION, EVICTION_DEFAULT, Family, family_of
+from specsim.engines.sglang.scheduler.configuration import EVICTION, EVICTION_DEFAULT
+from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.freed import watch
 from specsim.engines.sglang.scheduler.imports import PACKAGES
 from specsim.engines.sglang.scheduler.kv_events import publish

@@ -8,6 +8,9 @@ from specsim.world.hash_model import VOCABULARY
 
 CONTEXT_LENGTH = 512  # tokens
 
+EVICTION, EVICTION_DEFAULT = "SGLANG_SWA_EVICTION_INTERVAL", 128
+"""The variable that says how many tokens slide out of a window before their KV is given back; of srt/environ.py."""
+
 TOY_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

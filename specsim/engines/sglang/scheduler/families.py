@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
-from specsim.engines.sglang.scheduler.configuration import FULL_LAYER, KV_EVENTS, WINDOW_LAYER
+from specsim.engines.sglang.scheduler.configuration import EVICTION, FULL_LAYER, KV_EVENTS, WINDOW_LAYER
 from specsim.engines.sglang.scheduler.grammar import Backend
 from specsim.engines.sglang.scheduler.modules import home_of, imported_modules, is_there, release_module, replace_in
 from specsim.engines.sglang.scheduler.options import Options
@@ -31,10 +31,6 @@ from specsim.world.fakes import AdapterDriftError, Answers, Fake, nothing
 GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
 
 
-EVICTION = "SGLANG_SWA_EVICTION_INTERVAL"
-"""The variable that says how many tokens slide out of a window before their KV is given back; of srt/environ.py."""
-
-EVICTION_DEFAULT = 128
 GRAPH_SIZES = (1, 2, 4, 8)
 """Batches that CUDA graphs are captured for; others are padded."""
 

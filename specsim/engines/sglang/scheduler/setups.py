@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specsim.engines.sglang.guards import Guards
+from specsim.engines.sglang.scheduler.configuration import EVICTION_DEFAULT
 from specsim.world.scheduler import HIDDEN, REFUSALS, Facts, Setup
 from specsim.world.workload import FEATURES, SALTED
 
@@ -22,7 +23,7 @@ FACTS = Facts(
     caches=True,
     hidden=HIDDEN,
     refusals=REFUSALS,
-    window_lag=132,  # see EVICTION_DEFAULT, and a page
+    window_lag=EVICTION_DEFAULT + 4,  # and a page
 )
 
 BY_STEPS = replace(FACTS, window_lag=36)

@@ -109,15 +109,10 @@ class ReleaseWorker:
         if self.outside is not None:
             self.loads, self.failed = self.outside.take(batch.kv_connector_metadata)
         absent, drafts = missing(self.loads, self.block_size), batch.scheduled_spec_decode_tokens
+        blocks = {rid: tuple(map(tuple, self._blocks_of(rid))) for rid in batch.num_scheduled_tokens}
         self._seats = {
-            rid: BatchSeat(
-                rid,
-                self.prefixes[rid],
-                len(drafts.get(rid, ())),
-                tuple(map(tuple, self._blocks_of(rid))),
-                is_read=absent.isdisjoint(self._blocks_of(rid)[0]),
-            )
-            for rid in batch.num_scheduled_tokens
+            rid: BatchSeat(rid, self.prefixes[rid], len(drafts.get(rid, ())), own, is_read=absent.isdisjoint(own[0]))
+            for rid, own in blocks.items()
         }
         handed = out = None
         for stage in self.stages:

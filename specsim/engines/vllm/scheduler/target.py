@@ -293,7 +293,7 @@ class Started(OwnScheduler):
         sliding window a hit may need up to two pages more than the window: its own page, and the one that is matched
         for a draft.
         """
-        prompt, salt = request.prompt_token_ids, request.cache_salt or ""
+        prompt, salt = request.prompt_token_ids, _salt_of(request)
         held, window = held_of(of_salt(nodes, salt), prompt, start), self._setup.window
         if not window:
             return held
@@ -428,7 +428,7 @@ class Started(OwnScheduler):
                 if page != hashed:
                     hashes = hashing.BlockHashListWithBlockSize(hashes, hashed, page)
                 for number, block_hash in enumerate(hashes, 1):
-                    found[of_group(block_hash, group)] = group, tokens[: number * page], request.cache_salt or ""
+                    found[of_group(block_hash, group)] = group, tokens[: number * page], _salt_of(request)
         return found
 
     def traceback_of(self, error: BaseException) -> list[tuple[str, str]]:
@@ -436,6 +436,10 @@ class Started(OwnScheduler):
 
     def functions_of(self, codes: Iterable[CodeType]) -> tuple[Function, ...]:
         return self._release.functions_of(codes)
+
+
+def _salt_of(request: Any) -> str:
+    return request.cache_salt or ""
 
 
 def _is_loading(request: Any) -> bool:
