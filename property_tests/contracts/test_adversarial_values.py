@@ -60,6 +60,17 @@ def _nodes_and_width(relation: Callable[[int, int], bool]) -> Mark:
     return lambda case: relation(case.sizes["num_draft_tokens"], case.sizes["accept_width"])
 
 
+def _behind_a_prompt(case: Case) -> bool:
+    return bool(case.sizes["drafts_behind_prompt"])
+
+
+def _behind_a_window(case: Case) -> bool:
+    """A request of which a window needs no token of its first block."""
+    t = case.tensors
+    behind = t["num_computed_tokens"][t["idx_mapping"].long()] - t["sliding_window_reach"][:, None]
+    return bool(((behind >= t["block_sizes"][:, None]) & (t["sliding_window_reach"][:, None] > 0)).any())
+
+
 def _vocab(offset: int) -> Mark:
     powers = {2**k for k in range(2, 20)}
     return lambda case: case.sizes["vocab_size"] - offset in powers
@@ -107,6 +118,11 @@ MARKS: dict[str, tuple[str, Mark]] = {
     "a row of NaN in a tree of drawn children": ("verify_tree_rejection", _has("target_probs", torch.isnan)),
     "a row of NaN in a chain": ("verify_chain_rejection", _has("target_probs", torch.isnan)),
     "a greedy placeholder": ("verify_ragged_greedy", _has("draft_token_ids", lambda tokens: tokens == -1)),
+    "drafts behind a prompt": ("combine_sampled_and_draft_tokens", _behind_a_prompt),
+    "a draft that was not proposed": ("gather_draft_sampled", _behind_a_prompt),
+    "a request that is left alone": ("post_update", _has("idx_mapping", lambda rows: rows == -1)),
+    "a token without a slot": ("compute_slot_mappings", _has("idx_mapping", lambda rows: rows == -1)),
+    "a window that is behind": ("gather_block_tables", _behind_a_window),
     "a vocabulary of a power of two": ("row_argmax", _vocab(0)),
     "one less": ("row_argmax", _vocab(-1)),
     "one more": ("row_argmax", _vocab(1)),

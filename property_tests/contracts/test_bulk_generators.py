@@ -49,6 +49,7 @@ SLOTS = (
     "extend_start_loc",
     "old_extend_start_loc",
     "src_row_ends",
+    "idx_mapping",
 )  # all of it goes by the place in the batch
 
 

@@ -28,7 +28,8 @@ from specsim.engines.registry import ENGINES, MAIN
 from specsim.engines.sgl_kernel import OPERATIONS, find_library
 from specsim.engines.target import Release, parse_target
 from specsim.engines.triage import TABLE, triage_of
-from specsim.engines.vllm.operations import IMPLEMENTATIONS, SAMPLER, UTILS, CoinTorch
+from specsim.engines.vllm.operations import IMPLEMENTATIONS, CoinTorch
+from specsim.engines.vllm.operations.ragged_drafts import SAMPLER, UTILS
 from specsim.engines.vllm.provider import VllmProvider
 from specsim.errors import UsageError
 from specsim.findings.bisect.revisions import commits_between

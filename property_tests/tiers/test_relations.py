@@ -36,6 +36,9 @@ WITHOUT |= {"stash_append_boundary_state", "apply_token_bitmask", "move_kv"}
 # Drafts in one flat row, whose tokens are places in distributions.
 WITHOUT |= {"verify_ragged_rejection", "sample_recovered_tokens", "verify_ragged_sampled", "prepare_inputs_padded"}
 WITHOUT |= {"expand_to_drafts", "expand_draft_inputs"}
+# Counts and positions of a ragged batch, and tokens that are counted by their numbers.
+WITHOUT |= {"expand_idx_mapping", "prepare_pos_seq_lens", "get_num_sampled_and_rejected", "post_update"}
+WITHOUT |= {"post_update_num_computed_tokens", "compute_slot_mappings"}
 
 
 def subject_of(call: Callable[..., Any], op: str) -> Subject:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Reach, Subject
 from specsim.contracts.registry import OPS
@@ -51,6 +53,9 @@ class VllmProvider:
 
     def _lift(self, names: Names) -> LiftedFunction:
         """The first of the names. Raises DriftError when there is none, or its parameters are new."""
+        version = self._lifter.source.version
+        if names.since and version and Version(version) < Version(names.since):
+            raise DriftError(f"not found: {self.name} has no such form of {names.names[0]}")
         if self._lifter.source.exists(names.path):
             for name in names.names:
                 if name in self._lifter.module(names.path).definitions:

@@ -55,6 +55,14 @@ LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "compact_accepted_path": (("out_cache_loc",), ("target", "source")),
     "rotate_input_ids": (("input_ids", "topk_index"), ("input_ids",)),
     "verify_ragged_greedy": (("draft_token_ids", "target_argmax", "bonus_token_ids"), ("output_token_ids",)),
+    "prepare_prefill_inputs": (
+        ("input_ids", "next_prefill_tokens", "all_token_ids"),
+        ("input_ids", "next_prefill_tokens"),
+    ),
+    "combine_sampled_and_draft_tokens": (("input_ids", "last_sampled_tokens", "draft_tokens"), ("input_ids",)),
+    "gather_draft_sampled": (("input_ids",), ("draft_sampled",)),
+    "flatten_sampled": (("sampled",), ("flat_sampled",)),
+    "gather_block_tables": (("block_tables",), ("input_block_tables",)),
     "verify_logits_greedy": (("out_cache_loc",), ("target", "source")),
     "verify_logits_sampled": (("out_cache_loc",), ("target", "source")),
 }

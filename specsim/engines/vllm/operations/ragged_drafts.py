@@ -1,79 +1,24 @@
-"""Which functions of vLLM implement which operation, and how they are called.
+"""Which functions of vLLM implement the operations of ragged drafts, and how they are called.
 
 A table for all releases. A kernel, a host function that launches it, and the whole of `rejection_sample` are each
-looked for by name and taken only with parameters that are known here; anything else is reported as drift. Uniform draws
-and noise are the case's: `torch` is given to what is lifted with its random functions changed.
+looked for by name and taken only with parameters that are known here; anything else is reported as drift.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from specsim.contracts.contract import Sizes
+from specsim.engines.vllm.operations.names import CoinTorch, Names
 
 Tensor = torch.Tensor
 
 SAMPLER = "v1/sample/rejection_sampler.py"
 UTILS = "v1/spec_decode/utils.py"
-
-
-class CoinTorch:
-    """`torch`, whose `rand` gives the uniform draws of the case, and whose exponential noise is the case's.
-
-    `uniform` [num_drafts] float64 and `race` [bs, V] are set before a call. Noise goes into whatever empty tensor of
-    the race's shape is drawn for it.
-    """
-
-    def __init__(self) -> None:
-        self.uniform = self.race = torch.empty(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def rand(self, *_size: Any, dtype: torch.dtype | None = None, **_named: Any) -> Tensor:
-        return self.uniform.to(dtype or torch.float32).clone()
-
-    def empty(self, *size: Any, **named: Any) -> Tensor:
-        return self._with_noise(torch.empty(*size, **named))
-
-    def empty_like(self, tensor: Tensor, **named: Any) -> Tensor:
-        return self._with_noise(torch.empty_like(tensor, **named))
-
-    def _with_noise(self, made: Tensor) -> Tensor:
-        race = self.race
-        if made.shape == race.shape and made.is_floating_point():
-            made.exponential_ = lambda *_rate, generator=None: made.copy_(race)  # type: ignore[method-assign]
-        return made
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """An implementation of an operation.
-
-    `names`       it has had, newest first, in the file `path`
-    `signatures`  its parameters, as they were: a tuple for each form, or their beginning, ended by ...
-    `launch`      `launch(value, coins, **contract arguments)` calls it, and returns the outputs unless they are named
-    `variant`     distinguishes it from another implementation of the same operation, "" for the first one
-    `accepts`     the sizes that it is made for
-    """
-
-    op: str
-    names: tuple[str, ...]
-    path: str
-    signatures: tuple[tuple[str, ...], ...]
-    launch: Callable[..., Any]
-    variant: str = ""
-    accepts: Callable[[Sizes], bool] = lambda _sizes: True
-    cost: int = 3
-
-    @property
-    def subject(self) -> str:
-        return f"kernel:{self.op}:{self.variant}" if self.variant else f"kernel:{self.op}"
 
 
 def _greedy(
