@@ -208,13 +208,22 @@ def targets(
     json_file: Annotated[Path | None, output_file("--json", help="Write the list to this file.")] = None,
     write: Annotated[
         Path | None,
-        output_file("--write", help="Add the releases to this data file of known functions."),
+        output_file("--write", help="Add the releases to this data file of known functions; of --kernels the page."),
     ] = None,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Which kernels for speculation run in an operation, and which do not.")
+    ] = False,
     cache_dir: CacheOption = None,
 ) -> None:
     """What can be tested here, at which tier, and why the rest cannot. With TARGET: what of it can be lifted, what
-    drifted, and what a maintainer has to add; exit code 1 when something has to be added.
+    drifted, and what a maintainer has to add; exit code 1 when something has to be added. With --kernels: which of its
+    Triton kernels for speculation are covered.
     """
+    if kernels:
+        from specsim.commands.inventory import list_kernels
+
+        list_kernels(target or [], json_file, write, cache_dir)
+        return
     if target:
         from specsim.commands.matrix import survey
 

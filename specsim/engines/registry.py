@@ -32,6 +32,7 @@ class Engine:
     `build`         builds ahead of a check on a GPU: (target, cache); None where nothing is built
     `known`         the module that knows its functions by release, and finds which have moved; "" for none
     `peers`         the module that has its kernels and their pipeline to be timed beside specsim's; "" for none
+    `speculation`   files and folders of its source that have its Triton kernels for speculation, newest first
     """
 
     distribution: str
@@ -45,6 +46,7 @@ class Engine:
     build: Function | None = None
     known: str = ""
     peers: str = ""
+    speculation: tuple[str, ...] = ()
 
 
 _METADATA = r"[^/]+\.dist-info/METADATA"
@@ -69,6 +71,7 @@ ENGINES = {
         build=("specsim.engines.sglang.cuda_sources", "build_target"),
         known="specsim.engines.sglang.known",
         peers="specsim.engines.sglang.peers",
+        speculation=("kernels/ops/speculative", "srt/speculative"),
     ),
     "vllm": Engine(
         "vllm",
@@ -81,6 +84,14 @@ ENGINES = {
         kept=re.compile(rf"vllm/([^/]+|config/vllm|(distributed|multimodal|utils|v1)/.+)\.py|{_METADATA}"),
         planted=("specsim.engines.vllm.scheduler.planted", "planted"),
         files=("specsim.engines.importable", "folder_of"),
+        speculation=(
+            "v1/sample/rejection_sampler.py",
+            "v1/spec_decode",
+            "v1/worker/gpu/spec_decode",
+            "v1/worker/gpu/block_table.py",
+            "v1/worker/gpu/input_batch.py",
+            "v1/worker/gpu/structured_outputs.py",
+        ),
     ),
     "sglang-kernel": _SGL_KERNEL,
     "sgl-kernel": _SGL_KERNEL,

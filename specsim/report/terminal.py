@@ -15,6 +15,7 @@ from rich.text import Text
 
 from specsim.replay_file import Replay
 from specsim.report.interpreters import print_interpreters
+from specsim.report.inventory import left_out, summary
 from specsim.report.kernels import CEILING, print_kernels
 from specsim.report.page.plain import visible
 from specsim.tiers.registry import TIERS
@@ -193,6 +194,16 @@ def print_survey(survey: dict[str, Any], brief: bool) -> None:
         console.print(f"   to add     {escape(text)}", style="yellow", soft_wrap=True)
     if not survey["to_add"] and not brief:
         console.print("nothing has to be added")
+
+
+def print_inventory(entry: dict[str, Any]) -> None:
+    """A row for each kernel for speculation of a target, and how many of them run in an operation."""
+    console = console_of()
+    table = table_of(summary(entry), "kernel", "where", "operation", "called")
+    for kernel in entry["kernels"]:
+        operations = ", ".join(kernel["operations"]) or f"[yellow]{escape(left_out(kernel))}[/]"
+        table.add_row(escape(kernel["name"]), kernel["where"], operations, ", ".join(map(escape, kernel["callers"])))
+    show(console, table)
 
 
 def print_lossless(rows: Sequence[dict[str, Any]]) -> None:

@@ -281,6 +281,7 @@ def lockstep(
         def run(of: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
             if warmup:
                 return None
+            seen.kernels.add((of.fn.__name__, of.fn.__code__.co_firstlineno))
             try:
                 programs = launch(
                     of.fn, grid, args, kwargs, checks, watch, extra=extra, order=order, in_turn=in_turn, limits=limits
@@ -323,13 +324,14 @@ class Strict(Checks):
 
 
 class Launches:
-    """What `lockstep` ran: `count` launches, of at most `programs`; by kernel left to Triton, the names that are
-    missing.
+    """What `lockstep` ran: `count` launches, of at most `programs`; of which kernels, by name and first line; by kernel
+    left to Triton, the names that are missing.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.programs = 0
+        self.kernels: set[tuple[str, int]] = set()
         self.fallen_back: dict[str, tuple[str, ...]] = {}
 
 
