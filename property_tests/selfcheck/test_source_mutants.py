@@ -219,15 +219,16 @@ def test_one_in_ten_may_change_nothing_and_says_why(release: Callable[[str], Sou
     assert "equivalent.toml has 3 of the 20 mistakes" in ended.stderr
 
 
-DRAWN = {"vllm": 300, "sglang": 300}
-"""Of how many mistakes the score of each engine is that was measured."""
+DRAWN = 300
+"""Of how many mistakes each score is that was measured, or is to be."""
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "bench/results").glob("*-score-*.json")), ids=lambda file: file.stem)
 def test_the_page_has_each_score_as_it_was_measured(file: Path) -> None:
     score, page = json.loads(file.read_bytes()), (ROOT / "docs/score.md").read_text()
     hunted = msgspec.convert(score["mutants"], list[ScoredMutant])
-    assert len(hunted) == score["drawn"] == DRAWN[score["target"].partition("==")[0]]
+    assert score["drawn"] == DRAWN
+    assert len(hunted) == DRAWN or f"the first {len(hunted)} of {DRAWN}" in page
     assert f"`{file.relative_to(ROOT)}`" in page
     for kind, mutants, found, _ended, _left, _equivalent, of_quiet in totals(hunted, score["equivalent"]):
         assert f"| {kind} | {mutants} | {found} | {of_quiet} |" in page
