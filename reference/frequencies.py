@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.argument_tables import contract
+from specsim.reference.sampling import chain_blocks
 
 
 class Frequencies(NamedTuple):
@@ -68,20 +69,26 @@ def token_frequencies(
 
 @contract(
     """
-    candidates      [bs, num_draft_tokens] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
-                    drafts
-    draft_probs     [bs, num_steps = num_draft_tokens - 1, vocab_size] float: the distribution from which each draft was
-                    drawn; positive at the draft
-    target_probs    [bs, num_draft_tokens, vocab_size] float: the target model's distribution after each node
-    seed            int: of the implementation's own random numbers
-    draws           int: how often each request is drawn, independently
-    -> frequencies  [bs, num_draft_tokens, vocab_size] float: share of the draws that each outcome has
-    -> occurs       [bs, num_draft_tokens, vocab_size] bool: drawn at all; defined where the probability is 0
-    -> fits         [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
+    candidates       [bs, num_draft_tokens] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
+                     drafts
+    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float: the distribution from which each draft
+                     was drawn; positive at the draft; not read when has_draft_probs is 0
+    target_probs     [bs, num_draft_tokens, vocab_size] float: the target model's distribution after each node
+    has_draft_probs  int: 0: every draft was certain
+    seed             int: of the implementation's own random numbers
+    draws            int: how often each request is drawn, independently
+    -> frequencies   [bs, num_draft_tokens, vocab_size] float: share of the draws that each outcome has
+    -> occurs        [bs, num_draft_tokens, vocab_size] bool: drawn at all; defined where the probability is 0
+    -> fits          [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
     """
 )
 def chain_frequencies(
-    candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    has_draft_probs: int = 1,
+    seed: int = 0,
+    draws: int = 0,
 ) -> Frequencies:
     """The distribution of what chain rejection emits for given drafts: accepted drafts, and the token after them.
 
@@ -91,16 +98,65 @@ def chain_frequencies(
     Raises ValueError for wrong shapes and dtypes and drafts out of range.
     Source: Leviathan et al. (arXiv 2211.17192), algorithm 1.
     """
-    num_steps = draft_probs.shape[1]
-    drafted = candidates[:, 1:, None]
-    target, draft = target_probs.double(), draft_probs.double()
+    num_steps, drafted = draft_probs.shape[1], candidates[:, 1:, None]
+    target, draft = target_probs.double(), _drafts(candidates, draft_probs, has_draft_probs)
     p, q = target[:, :num_steps].gather(2, drafted)[:, :, 0], draft.gather(2, drafted)[:, :, 0]  # [bs, S]
     accepts = torch.where(q > 0, (p / q.clamp(min=1e-300)).clamp(max=1), 0.0)
     reaches = torch.cat([torch.ones_like(accepts[:, :1]), accepts.cumprod(dim=1)], dim=1)  # [bs, S + 1]
     ends = reaches * torch.cat([1 - accepts, torch.ones_like(accepts[:, :1])], dim=1)  # [bs, S + 1]
     rest = torch.cat([(target[:, :num_steps] - draft).clamp(min=0), target[:, num_steps:]], dim=1)  # [bs, S + 1, V]
-    total = rest.sum(dim=2, keepdim=True)
-    return _law(ends[:, :, None] * torch.where(total > 0, rest / total.clamp(min=1e-300), 0.0), target_probs.dtype)
+    return _law(ends[:, :, None] * _normalised(rest), target_probs.dtype)
+
+
+@contract(
+    """
+    candidates       [bs, num_draft_tokens] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
+                     drafts
+    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float: the distribution from which each draft
+                     was drawn; positive at the draft; not read when has_draft_probs is 0
+    target_probs     [bs, num_draft_tokens, vocab_size] float: the target model's distribution after each node
+    has_draft_probs  int: 0: every draft was certain
+    seed             int: of the implementation's own random numbers
+    draws            int: how often each request is drawn, independently
+    -> frequencies   [bs, num_draft_tokens, vocab_size] float: share of the draws that each outcome has
+    -> occurs        [bs, num_draft_tokens, vocab_size] bool: drawn at all; defined where the probability is 0
+    -> fits          [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
+    """
+)
+def block_frequencies(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    has_draft_probs: int = 1,
+    seed: int = 0,
+    draws: int = 0,
+) -> Frequencies:
+    """The distribution of what block verification emits for given drafts: accepted drafts, and the token after them.
+
+    Entry [b, n, t] of frequencies and occurs [bs, S + 1, V] is of n accepted drafts and then token t: with h_0 = 1 and
+    h_1..h_S as `verify_chain_block` has them, n are accepted with probability h_n (1 - h_(n+1))..(1 - h_S). `seed` and
+    `draws` concern the sampler alone. Raises ValueError for wrong shapes and dtypes and drafts out of range.
+    Source: Sun et al. (arXiv 2403.10444), algorithm 2.
+    """
+    draft = _drafts(candidates, draft_probs, has_draft_probs)
+    height, dists = chain_blocks(candidates, draft, target_probs.double())
+    certain = torch.ones_like(height[:, :1])
+    no_longer = torch.cat([1 - height, certain], dim=1).flip(1).cumprod(dim=1).flip(1)  # [bs, S + 1]
+    ends = torch.cat([certain, height], dim=1) * no_longer  # [bs, S + 1]: n are accepted, and no more
+    return _law(ends[:, :, None] * _normalised(dists), target_probs.dtype)
+
+
+def _drafts(candidates: Tensor, draft_probs: Tensor, has_draft_probs: int) -> Tensor:
+    """The distribution of each draft [bs, S, V] float64."""
+    if has_draft_probs:
+        return draft_probs.double()
+    return torch.nn.functional.one_hot(candidates[:, 1:], draft_probs.shape[2]).double()
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    """Divided by their sum over the last dimension; 0 where nothing is left."""
+    total = weights.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, weights / total.clamp(min=1e-300), 0.0)
 
 
 def _law(dist: Tensor, dtype: torch.dtype) -> Frequencies:

@@ -208,8 +208,18 @@ def verify_chain_block(
     holds it is accepted. Raises ValueError for other tokens outside the vocabulary and uniform draws and probabilities
     outside 0 to 1. Source: Sun et al. (arXiv 2403.10444), algorithm 2.
     """
+    height, dists = chain_blocks(candidates, _at_most_one(draft_probs), target_probs)
+    length = torch.arange(1, height.shape[1] + 1, device=candidates.device)  # [S]
+    passed = (uniform_samples < height) * length  # [bs, S]: i where u_i < h_i, else 0
+    accepted = torch.cat([torch.zeros_like(candidates[:, :1]), passed], dim=1).amax(dim=1)  # [bs]
+    return _verified_chain(candidates, accepted, dists, uniform_final)
+
+
+def chain_blocks(candidates: Tensor, draft_probs: Tensor, target_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """h_1..h_S of `verify_chain_block` [bs, S], and what the token after 0..S accepted drafts is drawn from
+    [bs, S + 1, V], which need not sum to 1.
+    """
     num_steps = draft_probs.shape[1]
-    draft_probs = _at_most_one(draft_probs)
     drafted = candidates[:, 1:, None].clamp(min=0)  # [bs, S, 1]
     p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
     q = draft_probs.gather(2, drafted)[:, :, 0].masked_fill(candidates[:, 1:] == PLACEHOLDER, 0)  # [bs, S]
@@ -223,11 +233,8 @@ def verify_chain_block(
     height = reach[:, 1:].clone()  # [bs, S]: h_1..h_S
     inner = height[:, : mass.shape[1]]
     inner[:] = torch.where((inner > 0) & (inner < 1), mass / (mass + 1 - inner), inner)
-    length = torch.arange(1, num_steps + 1, device=candidates.device)  # [S]
-    passed = (uniform_samples < height) * length  # [bs, S]: i where u_i < h_i, else 0
-    accepted = torch.cat([torch.zeros_like(candidates[:, :1]), passed], dim=1).amax(dim=1)  # [bs]
     dists = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
-    return _verified_chain(candidates, accepted, dists, uniform_final)
+    return height, dists
 
 
 @contract(

@@ -81,6 +81,13 @@ def test_function_of_libdevice_is_refused() -> None:
     assert raised.value.names == ("libdevice.rint",)
 
 
+def test_functions_of_libdevice_that_kernels_use_are_there() -> None:
+    kernel = "\nfrom triton.language.extra import libdevice\n" + HEAD + "    tl.store(y, libdevice.log1p(tl.load(x)))\n"
+    result = torch.zeros(1)
+    run(kernel_of(kernel)[(1,)], torch.tensor([-(2.0**-20)]), result, 1, 2)
+    assert result.item() == torch.tensor(-(2.0**-20)).log1p().item()
+
+
 def test_name_in_a_function_that_a_kernel_calls_is_refused_with_its_line() -> None:
     helper = "\n@triton.jit\ndef helper(x):\n    return tl.dot_scaled(x)\n"
     with pytest.raises(UnsupportedError) as raised:

@@ -29,23 +29,78 @@ def token_frequencies_naive(
 
 
 def chain_frequencies_naive(
-    candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    has_draft_probs: int = 1,
+    seed: int = 0,
+    draws: int = 0,
 ) -> Frequencies:
     """`chain_frequencies`, one draft at a time."""
     batch = []
     for b in range(candidates.shape[0]):
         reaches, rows = Fraction(1), []
         for i in range(draft_probs.shape[1]):
-            p = [Fraction(x) for x in target_probs[b, i].tolist()]
-            q = [Fraction(x) for x in draft_probs[b, i].tolist()]
+            p = _fractions(target_probs[b, i])
+            q = _draft(candidates[b], draft_probs[b], i, has_draft_probs)
             height = chain_acceptance(p, q, int(candidates[b, i + 1]))
-            left = residual(p, q)
-            share = sum(left)
-            rows.append([float(reaches * (1 - height) * x / share) if share else 0.0 for x in left])
+            rows.append(_shared(reaches * (1 - height), residual(p, q)))
             reaches *= height
-        rows.append([float(reaches * Fraction(x)) for x in target_probs[b, -1].tolist()])
+        rows.append(_shared(reaches, _fractions(target_probs[b, -1])))
         batch.append(rows)
     return _of(torch.tensor(batch, dtype=target_probs.dtype))
+
+
+def block_frequencies_naive(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    has_draft_probs: int = 1,
+    seed: int = 0,
+    draws: int = 0,
+) -> Frequencies:
+    """`block_frequencies`, one draft at a time."""
+    batch = []
+    num_steps = draft_probs.shape[1]
+    for b in range(candidates.shape[0]):
+        reach, heights, lefts = Fraction(1), [Fraction(1)], []
+        for i in range(num_steps + 1):
+            p = [reach * x for x in _fractions(target_probs[b, i])]
+            if i == num_steps:
+                lefts.append(p)
+                break
+            q = _draft(candidates[b], draft_probs[b], i, has_draft_probs)
+            lefts.append(residual(p, q))
+            if i:
+                heights.append(sum(lefts[i]) / (sum(lefts[i]) + 1 - reach) if reach < 1 else Fraction(1))
+            token = int(candidates[b, i + 1])
+            reach = min(Fraction(1), p[token] / q[token]) if q[token] else Fraction(0)
+        heights.append(reach)
+        rows = []
+        for n in range(num_steps + 1):
+            ends = heights[n]
+            for later in heights[n + 1 :]:
+                ends *= 1 - later
+            rows.append(_shared(ends, lefts[n]))
+        batch.append(rows)
+    return _of(torch.tensor(batch, dtype=target_probs.dtype))
+
+
+def _fractions(row: Tensor) -> list[Fraction]:
+    return [Fraction(x) for x in row.tolist()]
+
+
+def _draft(candidates: Tensor, draft_probs: Tensor, i: int, has_draft_probs: int) -> list[Fraction]:
+    """The distribution of draft i + 1 of a request."""
+    if has_draft_probs:
+        return _fractions(draft_probs[i])
+    return [Fraction(token == int(candidates[i + 1])) for token in range(draft_probs.shape[1])]
+
+
+def _shared(probability: Fraction, weights: list[Fraction]) -> list[float]:
+    """What each token gets of a probability; nothing where no weight is left."""
+    total = sum(weights)
+    return [float(probability * weight / total) if total else 0.0 for weight in weights]
 
 
 def _of(dist: Tensor) -> Frequencies:

@@ -91,6 +91,11 @@ def patched(function: str, line: str, becomes: str, rule: str = "") -> Any:
     return vars(module)[rule or function]
 
 
+def rule_changed_by(patch: Any) -> str:
+    """The rule that the arguments of `patched` change."""
+    return str(patch[3] if len(patch) > 3 else patch[0])
+
+
 def distribution_of(verify: Callable[..., Any], proposals: Any) -> Any:
     """The distribution of a changed rule; where it flips, and the right one does not, is searched."""
     name = verify.__name__.removesuffix("_naive")
@@ -163,7 +168,7 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
         LOST * (P[0] + P[1]),  # a rejection draws tokens 0 and 1, of which nothing is left
     ),
     "the draft distribution is not subtracted, block": (
-        (BLOCK, "(scaled - draft_probs).clamp(min=0)", "scaled"),
+        ("chain_blocks", "(scaled - draft_probs).clamp(min=0)", "scaled", BLOCK),
         lambda: toy_chains(1),
         1,
         LOST * (P[0] + P[1]),  # as in a chain
@@ -208,7 +213,12 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
         LOST * P[1] / (1 - P[0]),  # a rejected 0 is followed by token 1, of which nothing is left
     ),
     "the residual of a block is that of the unscaled distribution": (
-        (BLOCK, "scaled = reach[:, :num_steps, None] * target_probs[:, :num_steps]", "scaled = target_probs[:, :-1]"),
+        (
+            "chain_blocks",
+            "scaled = reach[:, :num_steps, None] * target_probs[:, :num_steps]",
+            "scaled = target_probs[:, :-1]",
+            BLOCK,
+        ),
         lambda: chain_proposals(*TOY, 2, block=True),
         2,
         # After token 0, r = 5/8, the block fails with 13/32; the prefix is then accepted with R / (R + 3/8), where R
@@ -251,13 +261,13 @@ every_wrong_rule = pytest.mark.parametrize(("patch", "propose", "length", "expec
 def test_a_wrong_rule_is_off_by_its_closed_form(patch: Any, propose: Any, length: int, expected: Fraction) -> None:
     assert expected > 0
     assert toy_off(patched(*patch), propose(), length) == expected
-    assert toy_off(right(patch[0]), propose(), length) == 0
+    assert toy_off(right(rule_changed_by(patch)), propose(), length) == 0
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if name != "one uniform draw for all siblings"])
 def test_distance_kills_a_wrong_rule_in_its_quick_scope(name: str) -> None:
     patch, *_ = WRONG[name]
-    assert distance(patch[0].removesuffix("_naive"), patched(*patch), quick=True) > 0
+    assert distance(rule_changed_by(patch).removesuffix("_naive"), patched(*patch), quick=True) > 0
 
 
 def test_one_uniform_draw_for_all_siblings_takes_three_siblings_of_four_tokens_to_kill() -> None:
@@ -307,7 +317,7 @@ EQUAL_COINS = {  # patch, what is proposed on the toy, and uniform draws of whic
 @pytest.mark.parametrize(("patch", "proposal", "coins"), EQUAL_COINS.values(), ids=list(EQUAL_COINS))
 def test_less_or_equal_differs_on_a_threshold_alone(patch: Any, proposal: Any, coins: Any) -> None:
     """A threshold has no width, so the distribution is the same: only a uniform draw exactly there tells."""
-    name = patch[3] if len(patch) == 4 else patch[0]
+    name = rule_changed_by(patch)
     wrong = patched(*patch)
     assert distance(name, wrong, quick=True) == 0
     at = [float(coin) for coin in coins]

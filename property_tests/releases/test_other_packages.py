@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from property_tests.support.made_up_sources import MadeUpSource, cache_in
+from property_tests.support.made_up_sources import MadeUpSource, cache_in, edited
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, ScalarArg
 from specsim.contracts.frequencies import MIN_P, evidence
@@ -23,16 +23,18 @@ from specsim.engines import listing
 from specsim.engines.flashinfer.launcher import headers, known_headers
 from specsim.engines.importable import folder_of
 from specsim.engines.load import load_provider
-from specsim.engines.packages import cached_packages, fetch_package
+from specsim.engines.packages import cached_packages, fetch_package, open_source
 from specsim.engines.registry import ENGINES, MAIN
 from specsim.engines.sgl_kernel import OPERATIONS, find_library
 from specsim.engines.target import Release, parse_target
 from specsim.engines.triage import TABLE, triage_of
 from specsim.engines.vllm.operations import IMPLEMENTATIONS, CoinTorch
 from specsim.engines.vllm.operations.ragged_drafts import SAMPLER, UTILS
+from specsim.engines.vllm.operations.rejection import REJECTION
 from specsim.engines.vllm.provider import VllmProvider
 from specsim.errors import UsageError
 from specsim.findings.bisect.revisions import commits_between
+from specsim.interpreter.lockstep.launch import lockstep
 from specsim.lifting import nvcc
 from specsim.lifting.cache import Cache
 from specsim.lifting.fetch import PipResult
@@ -410,8 +412,40 @@ def test_a_release_of_vllm_shows_what_the_table_says(version: str) -> None:
     for subject in subjects:
         if f"ops:{subject.op}:{subject.name}" in known:
             continue
-        for case in filter(lambda case: subject.accepts(case.sizes), cases(subject.op, 8)):
+        count = 8 if subject.cost < 10 else 1
+        for case in filter(lambda case: subject.accepts(case.sizes), cases(subject.op, count)):
             assert run_case(OPS[subject.op], subject, case).violations == (), subject.op
+
+
+# By what is wrong: what the kernel has there, what takes its place, and the operation.
+WRONG_SAMPLERS = {
+    "tokens that are left out of a residual": (r"ratio < 1\.0", "ratio < 0.5", "chain_frequencies"),
+    "a draft that is accepted too often": (r"tl\.log\(u\) \+", "2 * tl.log(u) +", "chain_frequencies"),
+    "a ratio that is not carried on": (r"tl\.minimum\(log_p \+ \(", "tl.minimum((", "block_frequencies"),
+    "a greedy draft that is not compared": (
+        r"target_argmax == draft_sampled",
+        "is_valid_draft",
+        "verify_ragged_greedy",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_SAMPLERS)
+def test_a_wrong_sampler_with_random_numbers_of_its_own_is_found(
+    wrong: str, vllm_release: str, wheel_cache: Cache
+) -> None:
+    pattern, replacement, op = WRONG_SAMPLERS[wrong]
+    source = edited(open_source(Release("vllm", vllm_release), wheel_cache), REJECTION, pattern, replacement)
+    subjects = VllmProvider(source, wheel_cache).subjects()[0]
+    (subject,) = [s for s in subjects if s.op == op and s.where.startswith(REJECTION)]
+
+    def is_wrong(case: Case) -> bool:
+        case.sizes["draws"] = 2**12
+        with lockstep():
+            results = subject.run(case.sizes, {**case.clone().tensors, **OPS[op].allocate_outputs(case)})
+        return any(bool(wrong.any()) for wrong in OPS[op].wrong(case, OPS[op].expected(case), results).values())
+
+    assert any(is_wrong(case) for case in cases(op, 16) if subject.accepts(case.sizes))
 
 
 class Functions:

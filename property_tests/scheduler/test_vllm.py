@@ -22,11 +22,12 @@ from specsim import replay_file
 from specsim.engines.importable import folder_of
 from specsim.engines.packages import cached_packages
 from specsim.engines.target import Release
+from specsim.engines.vllm.model_runner import V1, V2
 from specsim.engines.vllm.scheduler.configuration import CONTEXT, configuration
 from specsim.engines.vllm.scheduler.freed import watch
 from specsim.engines.vllm.scheduler.model import PAD, Model
 from specsim.engines.vllm.scheduler.planted import planted
-from specsim.engines.vllm.scheduler.runners import V1, V2, complete, has_ring, runner_of
+from specsim.engines.vllm.scheduler.runners import complete, has_ring, runner_of
 from specsim.engines.vllm.scheduler.setups import SETUPS
 from specsim.lifting.cache import Cache
 from specsim.lifting.planted import edited

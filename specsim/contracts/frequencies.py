@@ -24,9 +24,18 @@ from specsim.contracts.distributions import DRAFT_ROWS, TARGET_ROWS, VOCAB_SIZE_
 from specsim.contracts.draws import Draws
 from specsim.contracts.sampling_cases import draw_rows, make_verify_chain_rejection
 from specsim.contracts.statistics import chi_square
-from specsim.reference.frequencies import Frequencies, chain_frequencies, token_frequencies
+from specsim.reference.frequencies import Frequencies, block_frequencies, chain_frequencies, token_frequencies
 
-__all__ = ["OPS", "Frequencies", "chain_frequencies", "evidence", "token_frequencies"]
+__all__ = [
+    "OPS",
+    "Frequencies",
+    "block_frequencies",
+    "chain_frequencies",
+    "chain_outcomes",
+    "evidence",
+    "histogram",
+    "token_frequencies",
+]
 
 DRAWS, BULK_DRAWS = 2**18, 2**14
 P_VALUE_MIN = 1e-12
@@ -49,6 +58,26 @@ def evidence(counts: Tensor, dist: Tensor, draws: int) -> Frequencies:
     ]
     shares = (counts.double() / draws).to(torch.float32)
     return Frequencies(shares, counts > 0, torch.tensor(fits, device=counts.device))
+
+
+def histogram(outcomes: Tensor, valid: Tensor, count: int) -> Tensor:
+    """[requests, count] int64: how often each outcome is in [requests, draws]; what is none is not counted."""
+    requests = outcomes.shape[0]
+    is_one = (outcomes >= 0) & (outcomes < count) & valid.view(outcomes.shape)
+    request = torch.arange(requests, device=outcomes.device)[:, None]
+    places = (request * count + outcomes)[is_one]
+    return torch.bincount(places, minlength=requests * count).view(requests, count)
+
+
+def chain_outcomes(tokens: Tensor, accepted: Tensor, drafts: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """The number of what a verification emitted among the outcomes of a chain [rows], and whether it is one at all
+    [rows] bool: the accepted drafts of [rows, S], and a token of the vocabulary behind them in [rows, S + 1].
+    """
+    step = torch.arange(drafts.shape[1], device=tokens.device)
+    same = ((tokens[:, :-1] == drafts) | (step >= accepted[:, None])).all(dim=1)
+    last = tokens.gather(1, accepted.clamp(min=0, max=drafts.shape[1])[:, None])[:, 0]
+    right = same & (accepted >= 0) & (accepted <= drafts.shape[1]) & (last >= 0) & (last < vocab_size)
+    return torch.where(right, accepted * vocab_size + last, -1).to(torch.int32), right
 
 
 def _make_token_frequencies(draws: Draws, shape: Sizes) -> Case:
@@ -89,7 +118,8 @@ def _draw_token_shape(chooser: Chooser) -> dict[str, int]:
 def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
     num_steps = between(chooser, 1, NUM_STEPS_MAX, "num_steps")
     vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
-    return _shape(chooser, {"num_steps": num_steps, "vocab_size": vocab_size})
+    has_draft_probs = 1 - pick(chooser, (0, 0, 1), "drafts were certain")
+    return _shape(chooser, {"num_steps": num_steps, "vocab_size": vocab_size, "has_draft_probs": has_draft_probs})
 
 
 def _shape(chooser: Chooser, drawn: dict[str, int]) -> dict[str, int]:
@@ -97,8 +127,8 @@ def _shape(chooser: Chooser, drawn: dict[str, int]) -> dict[str, int]:
     return {**drawn, "topk": 1, "num_draft_tokens": drawn["num_steps"] + 1, "seed": seed, "draws": BULK_DRAWS}
 
 
-def _draw_single(_chooser: Chooser) -> dict[str, int]:
-    return {"draws": DRAWS}
+def _draw_single(chooser: Chooser) -> dict[str, int]:
+    return {"draws": pick(chooser, (BULK_DRAWS, DRAWS), "draws")}
 
 
 def _defined(_case: Case, expected: Tensors) -> Tensors:
@@ -117,11 +147,14 @@ OPS: tuple[Op, ...] = (
         compared=_defined,
         tolerance=_TOLERANCE,
     ),
-    operation(
-        chain_frequencies,
-        "frequencies",
-        Cases(_draw_chain_shape, _make_chain_frequencies, draw_single=_draw_single),
-        compared=_defined,
-        tolerance=_TOLERANCE,
+    *(
+        operation(
+            reference,
+            "frequencies",
+            Cases(_draw_chain_shape, _make_chain_frequencies, draw_single=_draw_single),
+            compared=_defined,
+            tolerance=_TOLERANCE,
+        )
+        for reference in (chain_frequencies, block_frequencies)
     ),
 )

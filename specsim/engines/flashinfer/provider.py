@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from specsim.contracts.contract import Sizes, Tensors
-from specsim.contracts.frequencies import Frequencies, chain_frequencies, evidence, token_frequencies
+from specsim.contracts.frequencies import (
+    Frequencies,
+    chain_frequencies,
+    chain_outcomes,
+    evidence,
+    histogram,
+    token_frequencies,
+)
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
 from specsim.engines.flashinfer.launcher import built
@@ -61,10 +67,15 @@ class FlashInferProvider:
             return [], [*(NotRun(op, str(library)) for op in RUNS), *others]
         digest = made.library.stem.rpartition("-")[2]
         found = [
-            Subject(op, "kernel", f"kernel:{op}", partial(run, library), where=where, source_hash=digest)
+            Subject(op, "kernel", f"kernel:{op}", partial(run, library), where, _has_drafts, source_hash=digest)
             for op, (where, run) in RUNS.items()
         ]
         return found, others
+
+
+def _has_drafts(sizes: Sizes) -> bool:
+    """A chain of certain drafts is given as distributions, too."""
+    return bool(sizes.get("has_draft_probs", 1))
 
 
 def _renorm_top_p(library: ctypes.CDLL, _sizes: Sizes, t: Tensors) -> Tensors:
@@ -118,7 +129,7 @@ def _count_tokens(library: ctypes.CDLL, sizes: Sizes, t: Tensors) -> Tensors:
         valid = torch.ones(rows, dtype=torch.bool, device=counts.device)
         how = (ctypes.c_uint(rows), ctypes.c_uint(vocab_size), ctypes.c_ulonglong(_seed(sizes, launch)))
         call(library.specsim_sample, ctypes.c_int(sizes["which_filter"]), *repeated.values(), tokens, valid, *how)
-        counts[first : first + requests] += _histogram(tokens.view(requests, draws), valid, vocab_size)
+        counts[first : first + requests] += histogram(tokens.view(requests, draws), valid, vocab_size)
     expected = token_frequencies(t["probs"], t["top_k"], t["top_p"], t["min_p"]).frequencies
     return _results(evidence(counts, expected, sizes["draws"]), t)
 
@@ -140,27 +151,15 @@ def _count_chains(library: ctypes.CDLL, sizes: Sizes, t: Tensors) -> Tensors:
         seed = ctypes.c_ulonglong(_seed(sizes, launch))
         call(library.specsim_chain, draft_probs, ids, target_probs, tokens, tallies[0], tallies[1], *how, seed)
         accepted = (tokens != -1).sum(dim=1) - 1  # [rows]
-        step = torch.arange(num_steps, device=counts.device)
-        same = ((tokens[:, :num_steps] == ids) | (step >= accepted[:, None])).all(dim=1)
-        last = tokens.gather(1, accepted.clamp(min=0)[:, None])[:, 0]
-        right = same & (accepted >= 0) & (last >= 0) & (last < vocab_size) & (tallies[1] == accepted)
-        outcome = torch.where(right, accepted * vocab_size + last, -1).to(torch.int32)
-        counts[first : first + requests] += _histogram(outcome.view(requests, draws), right, nodes * vocab_size)
+        outcome, right = chain_outcomes(tokens, accepted, ids, vocab_size)
+        right &= tallies[1] == accepted
+        counts[first : first + requests] += histogram(outcome.view(requests, draws), right, nodes * vocab_size)
     expected = chain_frequencies(t["candidates"], t["draft_probs"], t["target_probs"]).frequencies
     return _results(evidence(counts.view(expected.shape), expected, sizes["draws"]), t)
 
 
 def _seed(sizes: Sizes, launch: int) -> int:
     return sizes["seed"] * 2**20 + launch
-
-
-def _histogram(outcomes: Tensor, valid: Tensor, count: int) -> Tensor:
-    """[requests, count] int64: how often each outcome is in [requests, draws]; what is none is not counted."""
-    requests = outcomes.shape[0]
-    is_one = (outcomes >= 0) & (outcomes < count) & valid.view(outcomes.shape)
-    request = torch.arange(requests, device=outcomes.device)[:, None]
-    places = (request * count + outcomes)[is_one]
-    return torch.bincount(places, minlength=requests * count).view(requests, count)
 
 
 _SAMPLING = "flashinfer/sampling.cuh"

@@ -15,8 +15,9 @@ from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Reach, Subject
 from specsim.contracts.registry import OPS
 from specsim.engines.packages import open_source
+from specsim.engines.vllm.model_runner import CONFIG, default_runner
 from specsim.engines.vllm.operations import IMPLEMENTATIONS, CoinTorch, Names
-from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
+from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, class_functions
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class VllmProvider:
         self.name = source.label
         self._coins = CoinTorch()
         self._lifter = Lifter(source, store, _shims(self._coins))
+        path, owner = CONFIG
+        methods = class_functions(self._lifter.module(path), owner) if source.exists(path) else ()
+        self._runner = default_runner(methods)
 
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:
         found: list[Subject] = []
@@ -70,18 +74,18 @@ class VllmProvider:
             op=names.op,
             role="kernel",
             name=names.subject,
-            run=partial(_run, names, lifted.value, self._coins),
+            run=partial(_run, names, names.prepare(lifted.value), self._coins),
             where=lifted.where,
             accepts=names.accepts,
-            reach=_reach,
+            reach=partial(_reach, "default" if names.runner == self._runner else "option"),
             cost=names.cost,
             source_hash=lifted.body_hash,
         )
 
 
-def _reach(_sizes: Sizes) -> Reach:
-    """Every server that drafts reaches it."""
-    return "default"
+def _reach(who: Reach, _sizes: Sizes) -> Reach:
+    """Every server that drafts and has the default model runner reaches what that calls."""
+    return who
 
 
 def _run(names: Names, value: Any, coins: CoinTorch, sizes: Sizes, tensors: Tensors) -> Tensors:
@@ -110,10 +114,16 @@ class Parameters:
 
 
 def _shims(coins: CoinTorch) -> dict[str, Any]:
-    """Names that do not come from the source: randomness, logging, and what compiles kernels ahead of their use."""
+    """Names that do not come from the source: randomness, logging, what compiles kernels ahead of their use, and what
+    the release imports of Triton by way of a package that is not kept.
+    """
+    from triton.language.extra import libdevice
+
     return {
         "torch": coins,
         "init_logger": lambda _name: None,
+        "HAS_TRITON": True,
+        "tldevice": libdevice,
         "triton_kernel_dispatcher_with_warmup": _dispatcher,
         "TritonWarmupTensor": _nothing,
         "WarmupChoices": _nothing,

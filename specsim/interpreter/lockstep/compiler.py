@@ -238,6 +238,8 @@ def meaning(value: Any) -> Any:
             raise UnsupportedError("a kernel", (f"tl.{name}",))
         return language.NAMES[name]
     if isinstance(value, types.FunctionType) and value.__module__.startswith("triton.language.extra."):
+        if value.__name__ in language.LIBDEVICE:
+            return language.LIBDEVICE[value.__name__]
         raise UnsupportedError("a kernel", (f"{value.__module__.rpartition('.')[2]}.{value.__name__}",))
     return value
 

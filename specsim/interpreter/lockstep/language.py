@@ -685,6 +685,9 @@ NAMES: Final[dict[str, Any]] = {
 }
 """By the name of a function of Triton's language."""
 
+LIBDEVICE: Final[dict[str, Callable[..., Any]]] = {"log1p": lambda x: unary(np.log1p, x)}
+"""By the name of a function of libdevice."""
+
 INSTEAD: Final[dict[Any, Any]] = {
     builtins.range: Range,
     builtins.max: builtin_max,
@@ -714,4 +717,4 @@ for _name, _member in {
 }.items():
     setattr(Tensor, _name, _member)
 
-__all__ = ["ATOMICS", "INSTEAD", "INT1", "NAMES", "Pointer"]
+__all__ = ["ATOMICS", "INSTEAD", "INT1", "LIBDEVICE", "NAMES", "Pointer"]

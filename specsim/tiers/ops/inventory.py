@@ -21,8 +21,8 @@ from specsim.interpreter.lockstep.launch import lockstep
 from specsim.lifting.kernels import KernelPlace, kernel_places
 from specsim.lifting.source import SourceTree
 
-CASES = 8
-"""Cases of an implementation that are run, of at most `DRAWN` that are drawn."""
+CASES, CASES_MIN = 24, 4
+"""Cases of an implementation that are run: fewer, the longer one takes, of at most `DRAWN` that are drawn."""
 DRAWN = 64
 REASONS = Path(registry.__file__).with_name("kernels_not_covered.toml")
 
@@ -62,15 +62,15 @@ def reasons_of(engine: str) -> Mapping[str, str]:
 
 def _launched(subject: Subject) -> set[tuple[str, int]]:
     """The kernels that an implementation launches on generated cases, by name and first line."""
-    op, chooser, ran = OPS[subject.op], seeded(0, "inventory", subject.op, subject.name), 0
+    op, chooser, left = OPS[subject.op], seeded(0, "inventory", subject.name), max(CASES_MIN, CASES // subject.cost)
     with lockstep() as launches:
         for _ in range(DRAWN):
             case = op.generate(chooser)
-            if ran == CASES:
+            if not left:
                 break
             if not subject.accepts(case.sizes):
                 continue
-            ran += 1
+            left -= 1
             with contextlib.suppress(Exception):  # what is wrong with it, a check says
                 subject.run(case.sizes, {**case.tensors, **op.allocate_outputs(case)})
     return launches.kernels

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes
+from specsim.engines.vllm.model_runner import V1
 
 Tensor = torch.Tensor
 
@@ -54,6 +55,8 @@ class Names:
     `launch`      `launch(value, coins, **contract arguments)` calls it, and returns the outputs unless they are named
     `variant`     distinguishes it from another implementation of the same operation, "" for the first one
     `accepts`     the sizes that it is made for
+    `prepare`     makes what is called of what was lifted. DriftError where it cannot
+    `runner`      the model runner that calls it
     `since`       the first release of which that is so, "" for all; a checkout of no release is newer
     """
 
@@ -65,6 +68,8 @@ class Names:
     variant: str = ""
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
     cost: int = 3
+    prepare: Callable[[Any], Any] = lambda value: value
+    runner: str = V1
     since: str = ""
 
     @property

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from specsim.engines.vllm.model_runner import V2
 from specsim.engines.vllm.scheduler.configuration import blocks_of, configuration
 from specsim.engines.vllm.scheduler.connector import Outside
 from specsim.engines.vllm.scheduler.freed import watch
@@ -27,7 +28,7 @@ from specsim.engines.vllm.scheduler.imports import PACKAGE, PACKAGES
 from specsim.engines.vllm.scheduler.kv_events import names_groups, publish
 from specsim.engines.vllm.scheduler.model import Model
 from specsim.engines.vllm.scheduler.release_worker import ReleaseWorker
-from specsim.engines.vllm.scheduler.runners import V2, complete, has_ring, runner_of
+from specsim.engines.vllm.scheduler.runners import complete, has_ring, runner_of
 from specsim.engines.vllm.scheduler.setups import runner_in
 from specsim.world import packages
 from specsim.world.clock import Surroundings

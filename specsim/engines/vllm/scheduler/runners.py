@@ -10,11 +10,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from specsim.engines.vllm.model_runner import CONFIG, default_runner
 from specsim.engines.vllm.scheduler.imports import PACKAGE
 from specsim.world.fakes import AdapterDriftError
 
-V1, V2 = "V1", "V2"
-_CONFIG = "config/vllm.py", "VllmConfig"
 _DEPTH = "max_concurrent_batches"
 _PROPERTIES = (
     _DEPTH,
@@ -26,14 +25,13 @@ _PROPERTIES = (
 )
 """Each may read those before it. Older releases have few of them."""
 _RING = "v1/worker/gpu/pp_utils.py", "PPHandler", "get_prev_sampled_outputs"
-_OWNERS = (("v1/executor/multiproc_executor.py", "MultiprocExecutor"), _CONFIG)
+_OWNERS = (("v1/executor/multiproc_executor.py", "MultiprocExecutor"), CONFIG)
 """To 0.22.1 the first property is the executor's."""
 
 
 def runner_of(root: Path) -> str:
-    """The model runner that a model has by default. To 0.27.1 it depends on the model, and most have the first one."""
-    has = {node.name for node in _methods(root, *_CONFIG)}
-    return V2 if "use_v2_model_runner" in has and "_is_default_v2_model_runner_model" not in has else V1
+    """The model runner that a model has by default."""
+    return default_runner({node.name for node in _methods(root, *CONFIG)})
 
 
 def has_ring(root: Path) -> bool:
@@ -49,7 +47,7 @@ def complete(root: Path, configuration: Any) -> None:
     """
     methods = {method.name: (file, method) for file, owner in _OWNERS for method in _methods(root, file, owner)}
     if _DEPTH not in methods:
-        raise AdapterDriftError([], [f"{_CONFIG[1]}.{_DEPTH}"])
+        raise AdapterDriftError([], [f"{CONFIG[1]}.{_DEPTH}"])
     for name in _PROPERTIES:
         if name in methods:
             file, method = methods[name]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from specsim.engines.vllm.model_runner import V2
 from specsim.engines.vllm.scheduler.configuration import CONTEXT
-from specsim.engines.vllm.scheduler.runners import V2
 from specsim.world.scheduler import ABORT, DRAIN, KEEP, NO_GRAMMAR, Facts, Setup
 from specsim.world.workload import CROSSED, SALTED, SYSTEM
 
