@@ -15,6 +15,8 @@ Read it in this order:
 * `verify_logits` all of a verification at once, greedy or not: from the logits to what the next step begins with
 * `multi_layer`  drafts by several layers, each with KV and attention metadata of its own
 * `ragged_drafts` verification of drafts in one flat row, and what follows it, as engines of another make keep them
+* `draft_inputs` what a pass of the draft model reads, and where it writes
+* `ragged_verify` chains of which a prefix is verified, as long as a confidence says; and block drafters
 * `step_inputs`  inputs of a step whose requests are rows of state on the device, and what follows it
 * `frequencies`  how often a sampler with random numbers of its own must emit what
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton

@@ -16,6 +16,22 @@ from specsim.reference import validation
 from specsim.reference.argument_tables import contract
 from specsim.reference.sampling import chain_blocks
 
+_DRAFTS = """
+    candidates       [bs, num_draft_tokens] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
+                     drafts
+    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float: the distribution from which each draft
+                     was drawn; positive at the draft; not read when has_draft_probs is 0
+    target_probs     [bs, num_draft_tokens, vocab_size] float: the target model's distribution after each node
+"""
+_DRAWS = """\
+    has_draft_probs  int: 0: every draft was certain
+    seed             int: of the implementation's own random numbers
+    draws            int: how often each request is drawn, independently
+    -> frequencies   [bs, num_draft_tokens, vocab_size] float: share of the draws that each outcome has
+    -> occurs        [bs, num_draft_tokens, vocab_size] bool: drawn at all; defined where the probability is 0
+    -> fits          [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
+"""
+
 
 class Frequencies(NamedTuple):
     """What is counted of a sampler, for each request.
@@ -67,21 +83,7 @@ def token_frequencies(
     return _law(kept / kept.sum(dim=1, keepdim=True), probs.dtype)
 
 
-@contract(
-    """
-    candidates       [bs, num_draft_tokens] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
-                     drafts
-    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float: the distribution from which each draft
-                     was drawn; positive at the draft; not read when has_draft_probs is 0
-    target_probs     [bs, num_draft_tokens, vocab_size] float: the target model's distribution after each node
-    has_draft_probs  int: 0: every draft was certain
-    seed             int: of the implementation's own random numbers
-    draws            int: how often each request is drawn, independently
-    -> frequencies   [bs, num_draft_tokens, vocab_size] float: share of the draws that each outcome has
-    -> occurs        [bs, num_draft_tokens, vocab_size] bool: drawn at all; defined where the probability is 0
-    -> fits          [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
-    """
-)
+@contract(_DRAFTS + _DRAWS)
 def chain_frequencies(
     candidates: Tensor,
     draft_probs: Tensor,
@@ -98,31 +100,43 @@ def chain_frequencies(
     Raises ValueError for wrong shapes and dtypes and drafts out of range.
     Source: Leviathan et al. (arXiv 2211.17192), algorithm 1.
     """
-    num_steps, drafted = draft_probs.shape[1], candidates[:, 1:, None]
-    target, draft = target_probs.double(), _drafts(candidates, draft_probs, has_draft_probs)
-    p, q = target[:, :num_steps].gather(2, drafted)[:, :, 0], draft.gather(2, drafted)[:, :, 0]  # [bs, S]
-    accepts = torch.where(q > 0, (p / q.clamp(min=1e-300)).clamp(max=1), 0.0)
-    reaches = torch.cat([torch.ones_like(accepts[:, :1]), accepts.cumprod(dim=1)], dim=1)  # [bs, S + 1]
-    ends = reaches * torch.cat([1 - accepts, torch.ones_like(accepts[:, :1])], dim=1)  # [bs, S + 1]
-    rest = torch.cat([(target[:, :num_steps] - draft).clamp(min=0), target[:, num_steps:]], dim=1)  # [bs, S + 1, V]
-    return _law(ends[:, :, None] * _normalised(rest), target_probs.dtype)
+    return _law(_chain(candidates, draft_probs, target_probs, has_draft_probs), target_probs.dtype)
 
 
 @contract(
-    """
-    candidates       [bs, num_draft_tokens] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
-                     drafts
-    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float: the distribution from which each draft
-                     was drawn; positive at the draft; not read when has_draft_probs is 0
-    target_probs     [bs, num_draft_tokens, vocab_size] float: the target model's distribution after each node
-    has_draft_probs  int: 0: every draft was certain
-    seed             int: of the implementation's own random numbers
-    draws            int: how often each request is drawn, independently
-    -> frequencies   [bs, num_draft_tokens, vocab_size] float: share of the draws that each outcome has
-    -> occurs        [bs, num_draft_tokens, vocab_size] bool: drawn at all; defined where the probability is 0
-    -> fits          [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
-    """
+    _DRAFTS
+    + """\
+    verify_lens      [bs] int32, 1 to num_draft_tokens: nodes of each chain that are verified
+"""
+    + _DRAWS
 )
+def cut_chain_frequencies(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    verify_lens: Tensor,
+    has_draft_probs: int = 1,
+    seed: int = 0,
+    draws: int = 0,
+) -> Frequencies:
+    """The distribution of what chain rejection emits for chains of which a prefix is verified.
+
+    As `chain_frequencies`, but of n > verify_lens[b] - 1 accepted drafts the first verify_lens[b] are emitted: the last
+    of them is the bonus. `seed` and `draws` concern the sampler alone.
+    Raises ValueError for wrong shapes and dtypes, drafts out of range and lengths outside 1 to num_draft_tokens.
+    Source: SGLang's DSpark.
+    """
+    dist = _chain(candidates, draft_probs, target_probs, has_draft_probs)  # [bs, S + 1, V]
+    last = verify_lens[:, None].long() - 1  # [bs, 1]: drafts that may be accepted
+    is_cut = torch.arange(dist.shape[1], device=dist.device) > last  # [bs, S + 1]
+    emitted = torch.where(is_cut[:, :, None], 0.0, dist)
+    request = torch.arange(dist.shape[0], device=dist.device)
+    bonus = candidates.gather(1, (last + 1).clamp(max=draft_probs.shape[1]))[:, 0]
+    emitted[request, last[:, 0], bonus] += torch.where(is_cut[:, :, None], dist, 0.0).sum(dim=(1, 2))
+    return _law(emitted, target_probs.dtype)
+
+
+@contract(_DRAFTS + _DRAWS)
 def block_frequencies(
     candidates: Tensor,
     draft_probs: Tensor,
@@ -144,6 +158,18 @@ def block_frequencies(
     no_longer = torch.cat([1 - height, certain], dim=1).flip(1).cumprod(dim=1).flip(1)  # [bs, S + 1]
     ends = torch.cat([certain, height], dim=1) * no_longer  # [bs, S + 1]: n are accepted, and no more
     return _law(ends[:, :, None] * _normalised(dists), target_probs.dtype)
+
+
+def _chain(candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, has_draft_probs: int) -> Tensor:
+    """How often n drafts are accepted and then token t follows [bs, S + 1, V] float64."""
+    num_steps, drafted = draft_probs.shape[1], candidates[:, 1:, None]
+    target, draft = target_probs.double(), _drafts(candidates, draft_probs, has_draft_probs)
+    p, q = target[:, :num_steps].gather(2, drafted)[:, :, 0], draft.gather(2, drafted)[:, :, 0]  # [bs, S]
+    accepts = torch.where(q > 0, (p / q.clamp(min=1e-300)).clamp(max=1), 0.0)
+    reaches = torch.cat([torch.ones_like(accepts[:, :1]), accepts.cumprod(dim=1)], dim=1)  # [bs, S + 1]
+    ends = reaches * torch.cat([1 - accepts, torch.ones_like(accepts[:, :1])], dim=1)  # [bs, S + 1]
+    rest = torch.cat([(target[:, :num_steps] - draft).clamp(min=0), target[:, num_steps:]], dim=1)  # [bs, S + 1, V]
+    return ends[:, :, None] * _normalised(rest)
 
 
 def _drafts(candidates: Tensor, draft_probs: Tensor, has_draft_probs: int) -> Tensor:

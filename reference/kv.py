@@ -290,13 +290,27 @@ def generate_draft_decode_kv_indices(
     not defined are 0. Raises ValueError for rows or columns outside the pool, for a page size that is no power of two,
     and when a list does not fit int32. Source: SGLang's EAGLE attention backends; issue #26972.
     """
+    return kv_lists(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size, window=2**31)
+
+
+def kv_lists(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    seq_lens: Tensor,
+    topk: int,
+    num_steps: int,
+    page_size: int,
+    window: int,
+) -> DraftKvIndices:
+    """The last `window` slots of what each branch has in each step of drafting."""
     if validation.enabled():
         _check_draft(seq_lens, req_to_token.shape[1], topk, num_steps, page_size)
         num_kv = topk * (int(seq_lens.sum()) + seq_lens.shape[0] * num_steps)
         validation.require_scalar("topk * (sum of seq_lens + bs * num_steps)", num_kv, 0, 2**31 - 1)
     bs, device = seq_lens.shape[0], seq_lens.device
     drafted = torch.arange(1, num_steps + 1, device=device)  # [num_steps], draft tokens that a step sees
-    lens = seq_lens.repeat_interleave(topk) + drafted[:, None]  # [num_steps, bs * topk]
+    totals = seq_lens.repeat_interleave(topk) + drafted[:, None]  # [num_steps, bs * topk]
+    lens = totals.clamp(max=window)
     kv_indptr = torch.zeros(num_steps, bs * topk + 1, dtype=torch.int64, device=device)
     kv_indptr[:, 1:] = lens.cumsum(1)
 
@@ -305,7 +319,8 @@ def generate_draft_decode_kv_indices(
     request = z // topk
     start = _branch_starts(seq_lens, topk, num_steps, page_size).flatten()  # [bs * topk]
     seq_len = seq_lens[request]
-    column = torch.where(within < seq_len, within, start[z] + within - seq_len)
+    place = within + (totals - lens)[step, z]  # among all that a branch has
+    column = torch.where(place < seq_len, place, start[z] + place - seq_len)
     kv_indices = torch.zeros(num_steps, topk * (int(seq_lens.sum()) + bs * num_steps), dtype=torch.int64, device=device)
     kv_indices[step, kv_indptr[step, z] + within] = req_to_token[req_pool_indices[request], column].to(torch.int64)
     return DraftKvIndices(kv_indptr.to(torch.int32), kv_indices)

@@ -71,6 +71,11 @@ def _behind_a_window(case: Case) -> bool:
     return bool(((behind >= t["block_sizes"][:, None]) & (t["sliding_window_reach"][:, None] > 0)).any())
 
 
+def _beyond_the_table(case: Case) -> bool:
+    ends = case.tensors["prefix_lens"] + case.sizes["num_draft_tokens"]
+    return bool((ends > case.sizes["pool_len"]).any())
+
+
 def _vocab(offset: int) -> Mark:
     powers = {2**k for k in range(2, 20)}
     return lambda case: case.sizes["vocab_size"] - offset in powers
@@ -123,6 +128,20 @@ MARKS: dict[str, tuple[str, Mark]] = {
     "a request that is left alone": ("post_update", _has("idx_mapping", lambda rows: rows == -1)),
     "a token without a slot": ("compute_slot_mappings", _has("idx_mapping", lambda rows: rows == -1)),
     "a window that is behind": ("gather_block_tables", _behind_a_window),
+    "a chain of which the root alone is verified": ("accept_chain_greedy", _has("verify_lens", lambda lens: lens == 1)),
+    "a table that ends before a chain": ("commit_inject_layout", _beyond_the_table),
+    "a block beyond the table": ("prepare_draft_block", _beyond_the_table),
+    "a score that is NaN": ("walk_candidates", _has("scores", torch.isnan)),
+    "draft logits of NaN alone": ("markov_greedy_step", _has("base_logits", lambda logits: logits.isnan().all(dim=1))),
+    "a window that begins in the draft": (
+        "generate_draft_decode_window_kv_indices",
+        lambda case: case.sizes["window"] == 1,
+    ),
+    "a request shorter than what is repeated": (
+        "widened_draft_extend_locs",
+        lambda case: bool((case.tensors["seq_lens"] < case.sizes["front"]).any()),
+    ),
+    "logits of NaN alone": ("draft_topk1", _has("logits", lambda logits: logits.isnan().all(dim=1))),
     "a vocabulary of a power of two": ("row_argmax", _vocab(0)),
     "one less": ("row_argmax", _vocab(-1)),
     "one more": ("row_argmax", _vocab(1)),

@@ -50,6 +50,8 @@ SLOTS = (
     "old_extend_start_loc",
     "src_row_ends",
     "idx_mapping",
+    "cache_loc",
+    "verify_cache_loc",
 )  # all of it goes by the place in the batch
 
 

@@ -51,6 +51,26 @@ def chain_frequencies_naive(
     return _of(torch.tensor(batch, dtype=target_probs.dtype))
 
 
+def cut_chain_frequencies_naive(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    verify_lens: Tensor,
+    has_draft_probs: int = 1,
+    seed: int = 0,
+    draws: int = 0,
+) -> Frequencies:
+    """`cut_chain_frequencies`, one outcome at a time."""
+    whole = chain_frequencies_naive(candidates, draft_probs, target_probs, has_draft_probs).frequencies
+    found = torch.zeros_like(whole, dtype=torch.float64)
+    for b, length in enumerate(verify_lens.tolist()):
+        for n in range(whole.shape[1]):
+            for token in range(whole.shape[2]):
+                at = (n, token) if n < length else (length - 1, int(candidates[b, length]))
+                found[b, *at] += float(whole[b, n, token])
+    return _of(found.to(target_probs.dtype))
+
+
 def block_frequencies_naive(
     candidates: Tensor,
     draft_probs: Tensor,

@@ -60,7 +60,7 @@ def test_a_span_has_no_release_on_which_the_tests_see_nothing() -> None:
         shown = set(expected["findings"]) | {
             fixture["signature"]
             for fixture in fixtures
-            if fixture["tier"] == tier and fixture["expect"].get(f"sglang=={version}", {}).get("shows")
+            if fixture["tier"] == tier and fixture["expect"].get(f"sglang=={version}", {}).get("rules")
         }
         shown |= {signature for signature, of, _reach in seen() if (of, signature.split(":")[0]) == (version, tier)}
         covered = {entry.signature for entry in TRIAGE if entry.covers(version)}

@@ -22,9 +22,16 @@ from specsim.choices.chooser import Chooser, between, pick
 from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
 from specsim.contracts.distributions import DRAFT_ROWS, TARGET_ROWS, VOCAB_SIZE_MAX, VOCAB_SIZE_MIN
 from specsim.contracts.draws import Draws
+from specsim.contracts.ragged_verify import draw_verify_lens
 from specsim.contracts.sampling_cases import draw_rows, make_verify_chain_rejection
 from specsim.contracts.statistics import chi_square
-from specsim.reference.frequencies import Frequencies, block_frequencies, chain_frequencies, token_frequencies
+from specsim.reference.frequencies import (
+    Frequencies,
+    block_frequencies,
+    chain_frequencies,
+    cut_chain_frequencies,
+    token_frequencies,
+)
 
 __all__ = [
     "OPS",
@@ -32,6 +39,7 @@ __all__ = [
     "block_frequencies",
     "chain_frequencies",
     "chain_outcomes",
+    "cut_chain_frequencies",
     "evidence",
     "histogram",
     "token_frequencies",
@@ -104,6 +112,12 @@ def _make_chain_frequencies(draws: Draws, shape: Sizes) -> Case:
     return Case(_sizes(shape, draws.count), tensors)
 
 
+def _make_cut_chain_frequencies(draws: Draws, shape: Sizes) -> Case:
+    made = _make_chain_frequencies(draws, shape)
+    verify_lens = draw_verify_lens(draws, shape["num_draft_tokens"])
+    return Case(made.sizes, {**made.tensors, "verify_lens": verify_lens})
+
+
 def _sizes(shape: Sizes, bs: int) -> dict[str, int]:
     num_steps = shape["num_steps"]
     return {**shape, "bs": bs, "topk": 1, "num_draft_tokens": num_steps + 1, "num_nodes": bs * (num_steps + 1)}
@@ -151,10 +165,14 @@ OPS: tuple[Op, ...] = (
         operation(
             reference,
             "frequencies",
-            Cases(_draw_chain_shape, _make_chain_frequencies, draw_single=_draw_single),
+            Cases(_draw_chain_shape, make, draw_single=_draw_single),
             compared=_defined,
             tolerance=_TOLERANCE,
         )
-        for reference in (chain_frequencies, block_frequencies)
+        for reference, make in (
+            (chain_frequencies, _make_chain_frequencies),
+            (cut_chain_frequencies, _make_cut_chain_frequencies),
+            (block_frequencies, _make_chain_frequencies),
+        )
     ),
 )

@@ -26,7 +26,7 @@ from specsim.reference.kv import (
     move_kv,
 )
 
-__all__ = ["OPS"]
+__all__ = ["OPS", "defined_kv_indices", "make_draft_decode_kv_indices"]
 
 HIDDEN_SIZE_MAX = 5
 ROW_WIDTH_MAX = 9
@@ -96,7 +96,7 @@ def _make_get_last_loc(draws: Draws, shape: Sizes) -> Case:
     return Case({**shape, "bs": draws.count, **batches.page_table_sizes(table)}, tensors)
 
 
-def _make_draft_decode_kv_indices(draws: Draws, shape: Sizes) -> Case:
+def make_draft_decode_kv_indices(draws: Draws, shape: Sizes) -> Case:
     """The last branch of a request may end in the last column of its row."""
     topk, num_steps, page_size = shape["topk"], shape["num_steps"], shape["page_size"]
     padding = draws.padding()
@@ -197,7 +197,7 @@ def _paged_draft(case: Case) -> Case:
 
 
 def _make_draft_cache_locs_paged(draws: Draws, shape: Sizes) -> Case:
-    return _paged_draft(_make_draft_decode_kv_indices(draws, shape))
+    return _paged_draft(make_draft_decode_kv_indices(draws, shape))
 
 
 def _eviction(sizes: Sizes, seq_lens: torch.Tensor, accept_index: torch.Tensor) -> Case:
@@ -222,7 +222,7 @@ def _draw_move_shape(chooser: Chooser) -> dict[str, int]:
     return {**batches.draw_shape(chooser), "row_width": between(chooser, 1, ROW_WIDTH_MAX, "row_width")}
 
 
-def _defined_kv_indices(_case: Case, expected: Tensors) -> Tensors:
+def defined_kv_indices(_case: Case, expected: Tensors) -> Tensors:
     """Each step's lists are defined up to their end; `kv_indices` is as wide as the last step needs."""
     kv_indptr, kv_indices = expected["kv_indptr"], expected["kv_indices"]
     entry = torch.arange(kv_indices.shape[1], device=kv_indices.device)
@@ -258,8 +258,8 @@ OPS: tuple[Op, ...] = (
     operation(
         generate_draft_decode_kv_indices,
         "kv",
-        Cases(batches.draw_paged_shape, _make_draft_decode_kv_indices),
-        compared=_defined_kv_indices,
+        Cases(batches.draw_paged_shape, make_draft_decode_kv_indices),
+        compared=defined_kv_indices,
     ),
     operation(draft_cache_locs_paged, "kv", Cases(batches.draw_paged_shape, _make_draft_cache_locs_paged)),
     operation(align_evict_mask_to_page_size, "kv", Cases(batches.draw_paged_shape, _make_align_evict_mask)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from specsim.contracts import (
     accepted,
     cache_locs,
+    draft_inputs,
     drafting,
     frequencies,
     kv,
     logits,
     multi_layer,
     ragged_drafts,
+    ragged_verify,
     sampling,
     step_inputs,
     tree,
@@ -22,12 +24,14 @@ from specsim.contracts.contract import Implementation, Op
 
 _FAMILIES = (
     *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
-    *(verify_logits, verify_logits_sampled, frequencies, ragged_drafts, step_inputs),
+    *(verify_logits, verify_logits_sampled, frequencies, ragged_drafts, ragged_verify, draft_inputs, step_inputs),
 )
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
-# Samplers with random numbers of their own, and layouts of other engines. Every other operation has a kernel of ours.
-WITHOUT_A_KERNEL = frozenset(op.name for family in (frequencies, ragged_drafts, step_inputs) for op in family.OPS)
+# Samplers with random numbers of their own, layouts of other engines, and what is a few lines of PyTorch. Every other
+# operation has a kernel of ours.
+_WITHOUT = (frequencies, ragged_drafts, ragged_verify, draft_inputs, step_inputs)
+WITHOUT_A_KERNEL = frozenset(op.name for family in _WITHOUT for op in family.OPS)
 
 # The reference as a provider: `specsim check specsim.contracts.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}

@@ -433,7 +433,7 @@ class Lifter:
         return None
 
 
-_SAFE_ROOTS = frozenset({"torch", "triton", "numpy"})
+_SAFE_ROOTS = frozenset({"torch", "triton", "numpy", "msgspec"})
 
 
 def annotations_flag() -> int:

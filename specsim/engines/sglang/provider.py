@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,8 @@ SHIMS: dict[str, Any] = {
     "is_npu": lambda: False,
     "is_xpu": lambda: False,
     "is_cpu": lambda: False,
+    "inputs_on_cuda": lambda *_arguments, **_named: True,
+    "_get_oot_speculative_cache_locs_fn": lambda: None,
     # As many processors as divide no grid: each has more than one block to do.
     "get_device_core_count": lambda *_device: 3,
     "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
@@ -91,7 +94,7 @@ def lift_kernel(lifter: Lifter, names: KernelNames) -> LiftedFunction:
         if any(lifted.parameters in other.signatures for other in KERNELS if other.places == names.places):
             raise DriftError(f"not found: {lifted.where} {lifted.name} has no such form")
         raise _changed(lifted, lifted.name)
-    return lifted
+    return replace(lifted, value=names.prepare(lifted.value))
 
 
 def _changed(lifted: LiftedFunction, name: str) -> DriftError:

@@ -58,6 +58,9 @@ _ALLOCATOR = ("kernels/ops/memory/allocator.py", "srt/mem_cache/triton_ops/alloc
 _BITMASK = ("kernels/ops/grammar/bitmask_ops.py", "srt/constrained/triton_ops/bitmask_ops.py")
 _CACHE_LOCS = ("kernels/ops/speculative/cache_locs.py", "srt/speculative/triton_ops/cache_locs.py", _SPEC_UTILS)
 _COMMON = ("kernels/ops/memory/common.py", "srt/mem_cache/triton_ops/common.py", _OLD_COMMON)
+_DSPARK_ACCEPT = "kernels/ops/speculative/dspark/dspark_accept.py"
+_DSPARK_WINDOW = "kernels/ops/speculative/dspark/dspark_verify_window.py"
+_DFLASH = "kernels/ops/speculative/dflash.py"
 _EAGLE = (_EAGLE_KERNELS, "srt/speculative/triton_ops/eagle.py", _EAGLE_INFO_V2)
 _MOVE = ("kernels/ops/kvcache/cache_move.py", "srt/mem_cache/triton_ops/cache_move.py", _MEMORY_POOL)
 _MULTI_LAYER = (
@@ -65,6 +68,7 @@ _MULTI_LAYER = (
     "srt/speculative/triton_ops/multi_layer_eagle.py",
     "srt/speculative/multi_layer_eagle_utils.py",
 )
+_RAGGED_VERIFY = "kernels/ops/speculative/ragged_verify_kernels.py"
 _REJECTION = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
 _ROWS = (_CACHE_LOCS[0], _ALLOCATION, *_CACHE_LOCS[1:], _EAGLE_INFO_V2)
 
@@ -121,6 +125,13 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
         (_EAGLE_UTILS, "eagle_prepare_for_verify"),
         (_EAGLE_INFO_V2, "EagleVerifyInputV2Mixin.prepare_for_v2_verify"),
     ),
+    # Passes of the draft model.
+    "compute_widened_draft_extend_locs_positions_triton": _MULTI_LAYER,
+    "generate_draft_decode_window_kv_indices": _CACHE_LOCS,
+    "prepare_draft_extend_inputs": (_EAGLE_KERNELS,),
+    "prepare_draft_extend_layout": (_EAGLE_KERNELS,),
+    "prepare_draft_extend_lengths": (_EAGLE_KERNELS,),
+    "rebuild_compact_draft_req_to_token_func": _CACHE_LOCS,
     # Drafts and their trees.
     "EAGLEWorker": ("srt/speculative/eagle_worker.py",),
     "EagleDraftWorker": (_WORKER,),
@@ -169,6 +180,7 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
     "XGrammarGrammar": ("srt/constrained/xgrammar_backend.py",),
     "_BatchedPenalizer": (_ORCHESTRATOR,),
     "_medium_argmax_partial_kernel": (_ROW_ARGMAX,),
+    "_medium_row_argmax": (_ROW_ARGMAX,),
     "apply_scaling_penalties": (_REPETITION,),
     "apply_token_bitmask_inplace_kernel": _BITMASK,
     "apply_token_bitmask_inplace_triton": _BITMASK,
@@ -220,6 +232,27 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
             "SchedulerOutputProcessorMixin._resolve_spec_overlap_token_ids",
         ),
     ),
+    # Chains that are cut, and block drafters.
+    "_compute_dflash_accept_bonus_triton_unchecked": (_DFLASH,),
+    "_prepare_dflash_draft_block_unchecked": (_DFLASH,),
+    "accept_greedy_triton": (_DSPARK_ACCEPT,),
+    "blockwise_rejection_triton": ("kernels/ops/speculative/dspark/blockwise_rejection.py",),
+    "build_commit_inject_layout_triton": (_DSPARK_WINDOW,),
+    "build_out_tokens_triton": (_DSPARK_WINDOW,),
+    "build_qo_indptr_triton": (_RAGGED_VERIFY,),
+    "build_ragged_verify_window_triton": (_DSPARK_WINDOW,),
+    "committed_swa_locations": ("kernels/ops/speculative/dspark/commit_swa.py",),
+    "draft_topk1_postprocess": ("kernels/ops/speculative/topk1.py",),
+    "finalize_accept_lens_triton": (_DSPARK_ACCEPT,),
+    "gather_two_level_bonus_triton": (_DSPARK_ACCEPT,),
+    "pad_verify_lens_to_bucket_triton": (_RAGGED_VERIFY,),
+    "markov_greedy_step_triton": ("kernels/ops/speculative/dspark/dspark_draft_model.py",),
+    "scatter_compact_to_strided_triton": (_DSPARK_WINDOW,),
+    "schedule_verify_lens_topk_triton": ("kernels/ops/speculative/dspark/dspark_schedule.py",),
+    "select_mixed_accept_triton": (_DSPARK_ACCEPT,),
+    "selector_walk_triton": (_DFLASH,),
+    "softmax_temp_triton": (_DSPARK_ACCEPT,),
+    "static_accept_tail": ("kernels/ops/speculative/dspark/static_accept_tail.py",),
     # What clients send.
     "open_session": (
         "srt/managers/tokenizer_control_mixin.py",

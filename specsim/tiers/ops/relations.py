@@ -23,9 +23,12 @@ from specsim.contracts.provider import NotCalledError
 PER_REQUEST = {"bs", "num_nodes", "num_rows", "num_draft_locs", "num_window", "mask_bytes"}
 """First dimensions that have as many entries for each request."""
 
-SHARED: set[str | int] = {"pool_rows", "buffer_rows", "num_biases", "num_masks", 1}
+SHARED: set[str | int] = {"pool_rows", "buffer_rows", "num_biases", "num_masks", "num_slots", 1}
 
-NUMBERS = {"retrieve_index": "num_draft_tokens", "accept_index": "num_draft_tokens", "hidden_index": "topk"}
+NUMBERS = {
+    **dict.fromkeys(("retrieve_index", "accept_index", "select_index", "extend_start_loc"), "num_draft_tokens"),
+    "hidden_index": "topk",
+}
 """Arguments that hold numbers of nodes or rows in the batch, and how many of those each request has."""
 
 LABEL_END = 2**30
@@ -55,6 +58,17 @@ LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "compact_accepted_path": (("out_cache_loc",), ("target", "source")),
     "rotate_input_ids": (("input_ids", "topk_index"), ("input_ids",)),
     "verify_ragged_greedy": (("draft_token_ids", "target_argmax", "bonus_token_ids"), ("output_token_ids",)),
+    "generate_draft_decode_window_kv_indices": (("req_to_token",), ("kv_indices",)),
+    "prepare_draft_extend_inputs": (("predict",), ("input_ids",)),
+    "widened_draft_extend_locs": (("req_to_token",), ("out_cache_loc",)),
+    "ragged_verify_window": (("candidates", "req_to_token"), ("verify_ids", "verify_cache_loc")),
+    "accept_chain_greedy": (("candidates", "target_predict"), ("bonus",)),
+    "select_mixed_accept": (("greedy_bonus", "sampling_bonus"), ("bonus",)),
+    "build_out_tokens": (("draft_tokens", "bonus"), ("out_tokens",)),
+    "commit_chain_greedy": (("candidates", "target_predict"), ("bonus", "out_tokens")),
+    "commit_inject_layout": (("full_to_swa_mapping",), ("swa_loc",)),
+    "committed_swa_locations": (("full_to_swa_mapping",), ("swa_loc",)),
+    "walk_candidates": (("candidate_ids",), ("tokens",)),
     "prepare_prefill_inputs": (
         ("input_ids", "next_prefill_tokens", "all_token_ids"),
         ("input_ids", "next_prefill_tokens"),

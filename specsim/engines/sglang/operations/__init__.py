@@ -10,11 +10,13 @@ from specsim.engines.sglang.operations import (
     accepted,
     alloc,
     cache_locs,
+    draft_inputs,
     finalisation,
     kv,
     logits,
     masks,
     multi_layer,
+    ragged_verify,
     rows,
     sampling,
     tensor_drafting,
@@ -28,6 +30,8 @@ _FAMILIES = (cache_locs, trees, verify, accepted, alloc, kv, multi_layer, masks,
 KERNELS: tuple[KernelNames, ...] = (
     *(kernel for family in _FAMILIES for kernel in family.KERNELS),
     *logits.KERNELS,
+    *draft_inputs.KERNELS,
+    *ragged_verify.KERNELS,
 )
 CALLERS: tuple[CallerNames, ...] = tuple(caller for family in _FAMILIES for caller in family.CALLERS)
 FUNCTIONS: tuple[FunctionNames, ...] = (

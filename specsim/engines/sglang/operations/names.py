@@ -100,6 +100,7 @@ class KernelNames:
     `accepts`  the sizes that it is made for; it is not tested on others
     `cost`     how many times as long a case takes on a CPU as one of a small kernel; it is tested on as many fewer
     `reach`    who reaches it with these sizes
+    `prepare`  makes what `launch` calls of the function; it may raise DriftError
     `strided`  arguments whose strides the host function reads
     `called_from`  folders in which a call of it, or of the host function NAME_func, may stand; () when there surely is
                    one
@@ -114,6 +115,7 @@ class KernelNames:
     cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
+    prepare: Callable[[Any], Any] = lambda function: function
     strided: frozenset[str] = frozenset()
 
     @property

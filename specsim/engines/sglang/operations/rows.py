@@ -86,9 +86,19 @@ KERNELS: tuple[KernelNames, ...] = (
         places("row_argmax"),
         (("x",),),
         _launch_argmax,
-        # 65 programs a row: few rows are enough, and the form for more than 64 of them is not tested.
+        # 65 programs a row: few rows are enough.
         accepts=lambda sizes: sizes["nan_policy"] == 0 and sizes["num_nodes"] <= ARGMAX_ROWS_MAX,
         cost=10,
+        reach=by_option,
+        strided=frozenset({"logits"}),
+    ),
+    KernelNames(
+        "row_argmax",
+        places("_medium_row_argmax"),  # its form for more than 64 rows
+        (("x", "divisor"),),
+        _launch_argmax,
+        variant="medium",
+        accepts=lambda sizes: sizes["nan_policy"] == 0,
         reach=by_option,
         strided=frozenset({"logits"}),
     ),
@@ -98,7 +108,7 @@ KERNELS: tuple[KernelNames, ...] = (
         (("logits", "temperatures", "out"),),
         _launch_wide_softmax,
         variant="wide-rows",
-        cost=10,
+        cost=3,
         reach=by_option,
         strided=frozenset({"probs"}),
     ),

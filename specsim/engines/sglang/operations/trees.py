@@ -81,7 +81,7 @@ KERNELS: tuple[KernelNames, ...] = (
 )
 
 
-class _OnGpu(torch.Tensor):
+class OnGpu(torch.Tensor):
     """A tensor that says that it is on a GPU, where it matters which launch is made."""
 
     is_cuda = True
@@ -95,7 +95,7 @@ def _after_draft(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     bs, device = len(seq_lens), seq_lens.device
     table = torch.zeros(bs, int(seq_lens.max()) + sizes["num_draft_tokens"], dtype=torch.int32, device=device)
     batch = running_batch(
-        seq_lens=seq_lens.as_subclass(_OnGpu),
+        seq_lens=seq_lens.as_subclass(OnGpu),
         req_pool_indices=torch.arange(bs, device=device),
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         multimodal_inputs=[],
