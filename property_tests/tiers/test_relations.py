@@ -39,6 +39,8 @@ WITHOUT |= {"expand_to_drafts", "expand_draft_inputs"}
 # Counts and positions of a ragged batch, and tokens that are counted by their numbers.
 WITHOUT |= {"expand_idx_mapping", "prepare_pos_seq_lens", "get_num_sampled_and_rejected", "post_update"}
 WITHOUT |= {"post_update_num_computed_tokens", "compute_slot_mappings"}
+# Weights of the vocabulary.
+WITHOUT |= {"markov_greedy_step"}
 # Rows that are shared out among a batch, or packed.
 WITHOUT |= {"schedule_verify_lens", "pad_verify_lens", "verify_indptr", "scatter_compact_to_strided"}
 
