@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.argument_tables import contract, fields
+from specsim.reference.cache_locs import ragged_segments
 
 NO_SLOT = -1
 
@@ -243,7 +244,7 @@ def ragged_verify_window(
     if validation.enabled():
         validation.require_scalar("num_packed", num_packed, total)
         validation.require_between("seq_lens + verify_lens", seq_lens + verify_lens, 0, req_to_token.shape[1])
-    owner, step = _packed(verify_lens)
+    owner, step = ragged_segments(verify_lens)
     position = seq_lens[owner] + step
     slot = req_to_token[req_pool_indices[owner], position].to(torch.int64)
     behind = (0, num_packed - total)
@@ -263,7 +264,7 @@ def scatter_compact_to_strided(compact: Tensor, verify_lens: Tensor, num_draft_t
 
     Raises ValueError for lengths outside 1 to num_draft_tokens. Source: SGLang's DSpark.
     """
-    owner, step = _packed(verify_lens)
+    owner, step = ragged_segments(verify_lens)
     strided = compact.new_zeros((len(verify_lens) * num_draft_tokens, compact.shape[1]))
     strided[owner * num_draft_tokens + step] = compact[: len(owner)]
     return strided
@@ -526,10 +527,3 @@ def draft_topk1(logits: Tensor, positions: Tensor, draft_tokens: Tensor, step: i
 def markov_greedy_step(base_logits: Tensor, prev_embeds: Tensor, w2_weight: Tensor) -> Tensor:
     """The next draft of a block drafter whose logits depend on the draft before it. Source: SGLang's DSpark."""
     return (base_logits + prev_embeds @ w2_weight.T).argmax(dim=1)
-
-
-def _packed(verify_lens: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each packed row the request that it is of, and its number among that one's."""
-    owner = torch.arange(len(verify_lens), device=verify_lens.device).repeat_interleave(verify_lens)
-    starts = verify_lens.cumsum(0) - verify_lens
-    return owner, torch.arange(len(owner), device=owner.device) - starts[owner]
