@@ -12,7 +12,7 @@ from specsim import kernels
 from specsim.choices.chooser import seeded
 from specsim.contracts.registry import OPS
 from specsim.interpreter.lockstep.launch import lockstep
-from specsim.interpreter.triton_names import mend_ranges
+from specsim.interpreter.triton_names import mend_interpreter
 
 if TYPE_CHECKING:
     from specsim.contracts.contract import Case, Op, Tensors
@@ -28,7 +28,7 @@ def results(op: Op, case: Case) -> Tensors:
 @pytest.mark.parametrize("op", KERNEL_OPS, ids=lambda op: op.name)
 @pytest.mark.slow(runs_one_in=4)
 def test_every_kernel_gives_the_same_bits_in_both_interpreters(op: Op) -> None:
-    mend_ranges()
+    mend_interpreter()
     launched = 0  # none by some cases: a mask without a row
     for index in range(4):
         case = op.generate(seeded(0, "lockstep", op.name, index))

@@ -16,7 +16,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from specsim.errors import UsageError
-from specsim.interpreter.triton_names import mend_ranges, one_line
+from specsim.interpreter.lockstep.launch import lockstep
+from specsim.interpreter.triton_names import mend_interpreter, one_line
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="replaces parts of the interpreter")
 
@@ -78,7 +79,26 @@ def test_a_kernel_that_counts_to_a_number_in_memory_runs_with_every_interpreter(
     length, out = torch.tensor([3]), torch.full((4,), 7)
     with pytest.raises(interpreter.InterpreterError, match="int"):
         counts_to_kernel[(1,)](length, out)
-    mend_ranges()
-    mend_ranges()
+    mend_interpreter()
+    mend_interpreter()
     counts_to_kernel[(1,)](length, out)
     assert out.tolist() == [0, 1, 2, 7]
+
+
+@triton.jit
+def uniform_kernel(p_out, seed):
+    i = tl.arange(0, 4)
+    tl.store(p_out + i, tl.rand(seed, i))
+
+
+@interpreted
+def test_a_kernel_that_calls_a_function_leaves_the_language_as_it_was() -> None:
+    """What was compiled afterwards found Triton's functions in it."""
+    mend_interpreter()
+    before = [dict(vars(module)) for module in (tl, tl.core, tl.math)]
+    expected, actual = torch.zeros(4), torch.zeros(4)
+    uniform_kernel[(1,)](expected, 7)
+    assert [dict(vars(module)) for module in (tl, tl.core, tl.math)] == before
+    with lockstep(fall_back=False):
+        uniform_kernel[(1,)](actual, 7)
+    assert torch.equal(actual, expected)

@@ -19,7 +19,7 @@ from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.target import Release
 from specsim.engines.vllm.provider import VllmProvider
 from specsim.interpreter.lockstep.launch import lockstep
-from specsim.interpreter.triton_names import mend_ranges, one_line
+from specsim.interpreter.triton_names import mend_interpreter, one_line
 from specsim.tiers.ops.run import run_case
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def differences(subjects: list[Subject]) -> tuple[dict[str, int], list[str]]:
     """How many launches of each kernel ran in lockstep, and what differs from Triton's interpreter."""
     launched: dict[str, int] = {}
     differ: list[str] = []
-    mend_ranges()
+    mend_interpreter()
     for subject in subjects:
         op: Any = OPS[subject.op]
         if subject.role != "kernel" or subject.far is not None:

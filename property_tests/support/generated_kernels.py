@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specsim.interpreter.lockstep.launch import lockstep
-from specsim.interpreter.triton_names import mend_ranges
+from specsim.interpreter.triton_names import mend_interpreter
 
 HEAD = "import typing\n\nimport triton\nimport triton.language as tl\n\n\n"
 _numbers = itertools.count()
@@ -51,7 +51,7 @@ def outcomes(
     kernel: Any, grid: tuple[int, ...], tensors: Sequence[torch.Tensor], scalars: Sequence[Any] = ()
 ) -> tuple[list[torch.Tensor] | Exception, list[torch.Tensor] | Exception]:
     """In lockstep, and in Triton's interpreter."""
-    mend_ranges()
+    mend_interpreter()
     with lockstep(fall_back=False):
         actual = outcome(kernel, grid, tensors, scalars)
     return actual, outcome(kernel, grid, tensors, scalars)

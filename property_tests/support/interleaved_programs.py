@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.choices.chooser import Chooser, seeded
-from specsim.interpreter.triton_names import mend_ranges
+from specsim.interpreter.triton_names import mend_interpreter
 
 STAYS = 4
 SLOWNESS = 8
@@ -122,7 +122,7 @@ def interleaved_programs(seed: int) -> Iterator[None]:
     """Run every launch of the interpreter that way while active."""
     from triton.runtime import interpreter
 
-    mend_ranges()
+    mend_interpreter()
     turns = _Turns(seeded(seed, "turns"))
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     calls = {name: vars(builder)[name] for name in TOUCHING}

@@ -179,9 +179,9 @@ class _Call:
 
 
 def _mended() -> AbstractContextManager[None]:
-    from specsim.interpreter.triton_names import mend_ranges
+    from specsim.interpreter.triton_names import mend_interpreter
 
-    mend_ranges()
+    mend_interpreter()
     return nullcontext()
 
 

@@ -4,7 +4,7 @@ kernel_classes()   what `triton.jit` makes of a function
 type_rules()       which type a result has
 interpreted()      whether kernels run on the CPU in this process
 one_line(error)    the kernel's own error
-mend_ranges()      let `range(scalar)` work in Triton's own interpreter with every NumPy
+mend_interpreter() let Triton's own interpreter leave its language as it was, and work with every NumPy
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Program = tuple[int, int, int]
 
 Order = Callable[[Sequence[Program]], Sequence[Program]]
 
-_MENDED = "ranges_are_mended"
+_MENDED = "is_mended"
 
 
 def corners(programs: Sequence[Program]) -> Sequence[Program]:
@@ -29,10 +29,14 @@ def corners(programs: Sequence[Program]) -> Sequence[Program]:
     return list(dict.fromkeys((programs[0], programs[-1]))) if programs else programs
 
 
-def mend_ranges() -> None:
-    """Let a kernel's `range(scalar)` work with every NumPy, in this process and for good. The interpreter of Triton 3.6
-    makes an integer of an array of one element, which NumPy refuses from 2.4 on; the later ones do as is done here.
+def mend_interpreter() -> None:
+    """Mend two errors of Triton's own interpreter, in this process and for good.
+
+    That of Triton 3.6 makes an integer of an array of one element, which NumPy refuses from 2.4 on; the later ones do
+    as is done here. And a kernel that calls a function leaves `triton.language.core` changed, so that what is
+    compiled here afterwards would find other functions in it.
     """
+    import triton.language as tl
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -45,6 +49,17 @@ def mend_ranges() -> None:
 
     setattr(patched, _MENDED, True)
     interpreter._patch_lang_tensor = patched
+    launch = interpreter.GridExecutor.__call__
+
+    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names = [(vars(module), dict(vars(module))) for module in (tl, tl.core, tl.math)]
+        try:
+            return launch(self, *args, **kwargs)
+        finally:
+            for changed, before in names:
+                changed.update(before)
+
+    interpreter.GridExecutor.__call__ = launched
 
 
 def interpreted() -> bool:

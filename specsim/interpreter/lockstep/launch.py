@@ -32,7 +32,7 @@ from specsim.interpreter.lockstep.limits import Limits, Room, RoomError
 from specsim.interpreter.lockstep.memory import Checks, LaunchMemory, Span
 from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned
 from specsim.interpreter.lockstep.watch import Watch
-from specsim.interpreter.triton_names import Order, Program, kernel_classes
+from specsim.interpreter.triton_names import Order, Program, kernel_classes, mend_interpreter
 
 ELEMENTS_MAX = 1 << 22
 """Elements of a block, over the programs that run together. Programs of a larger grid run in groups."""
@@ -274,6 +274,7 @@ def lockstep(
     overflow   check integer arithmetic, which is reported to `checks`
     fall_back  launch a kernel that uses what is not supported as Triton does; else UnsupportedError is raised
     """
+    mend_interpreter()
     seen = Launches()
     originals = [(owner, owner.run) for owner in kernel_classes()]
 
