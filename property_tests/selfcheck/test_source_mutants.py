@@ -19,8 +19,9 @@ from specsim.commands.score import Score
 from specsim.lifting.planted import EDITS, edited
 from specsim.lifting.probes import probed
 from specsim.lifting.source import SourceTree
-from specsim.selfcheck.source_hunt import Reached, ScoredMutant, Together, totals
+from specsim.selfcheck.source_hunt import Reached, ScoredMutant, Together, signatures_of, totals
 from specsim.selfcheck.source_mutants import KINDS, SourceMutant, drawn
+from specsim.world.forks import NotStarted, WantedSchedule
 from specsim.world.planted import find
 
 FILE = "srt/managers/queue_of_tests.py"
@@ -126,6 +127,13 @@ def test_a_mutant_is_found_by_what_is_known_where_that_shows_more_often_than_cha
     assert seen.more_often(indices, shown_in()) == (-1, "")
     always: list[set[str]] = [{"I05:input"} for _ in indices]
     assert seen.more_often(indices, always) == (3, "I05:input")
+
+
+def test_a_setup_that_does_not_start_is_one_signature_and_another_setup_another() -> None:
+    """A setup that the target refuses hid that another did not start with a mistake."""
+    schedules = [WantedSchedule((row,), 0, index, 1.0) for row, index in ((3, 3), (3, 23), (4, 4), (4, 66))]
+    found = [signatures_of(NotStarted("no memory"), schedule) for schedule in schedules]
+    assert found == [["scheduler:start:3"], ["scheduler:start:3"], ["scheduler:start:4"], ["scheduler:start:4"]]
 
 
 def mutant_of(kind: str, schedule: int = 0, *, quiet: bool = True, ended: bool = False) -> ScoredMutant:

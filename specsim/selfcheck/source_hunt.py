@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,6 +28,9 @@ from specsim.errors import UsageError
 from specsim.findings.chance import is_rise
 from specsim.isolation import environment, processes
 from specsim.selfcheck.source_mutants import KINDS, SourceMutant
+
+if TYPE_CHECKING:
+    from specsim.world.forks import Outcome, WantedSchedule
 
 HANG_SECONDS = 10.0  # of a schedule
 SECONDS_MAX = 900.0  # of a mutant
@@ -295,8 +298,7 @@ def _run(scheduler: Any, question: Mapping[str, Any]) -> tuple[list[list[str]], 
     And of a target as it is, by file and line of each statement, the schedules that run it, as bits.
     """
     from specsim.rules.table import CHECKS
-    from specsim.tiers.scheduler.answers import violations_of
-    from specsim.world.forks import NotStarted, Ran, Starters, wanted
+    from specsim.world.forks import Ran, Starters, wanted
 
     known = set(question["known"])
     shown: list[list[str]] = []
@@ -304,10 +306,9 @@ def _run(scheduler: Any, question: Mapping[str, Any]) -> tuple[list[list[str]], 
     is_found = False
     starters = Starters(scheduler, CHECKS)
     for index in question["indices"]:
-        outcome = starters.run(wanted(scheduler.setups, question["seed"], index, HANG_SECONDS))
-        signatures = [violation.signature for violation in violations_of(outcome)]
-        if isinstance(outcome, NotStarted):
-            signatures.append(f"scheduler:{_START}:{index % len(scheduler.setups)}")
+        schedule = wanted(scheduler.setups, question["seed"], index, HANG_SECONDS)
+        outcome = starters.run(schedule)
+        signatures = signatures_of(outcome, schedule)
         shown.append(signatures)
         if not question["mutant"]:
             for file, lines in outcome.record.ran_lines.items() if isinstance(outcome, Ran) else ():
@@ -321,6 +322,15 @@ def _run(scheduler: Any, question: Mapping[str, Any]) -> tuple[list[list[str]], 
             break
     starters.close()
     return shown, ran
+
+
+def signatures_of(outcome: Outcome, schedule: WantedSchedule) -> list[str]:
+    """What a schedule shows. That a setup does not start is one signature, whichever schedule of it shows it."""
+    from specsim.tiers.scheduler.answers import violations_of
+    from specsim.world.forks import NotStarted
+
+    found = [violation.signature for violation in violations_of(outcome)]
+    return [*found, f"scheduler:{_START}:{schedule.tape[0]}"] if isinstance(outcome, NotStarted) else found
 
 
 if __name__ == "__main__":
