@@ -16,7 +16,8 @@ Read it in this order:
 * `multi_layer`  drafts by several layers, each with KV and attention metadata of its own
 * `ragged_drafts` verification of drafts in one flat row, and what follows it, as engines of another make keep them
 * `draft_inputs` what a pass of the draft model reads, and where it writes
-* `ragged_verify` chains of which a prefix is verified, as long as a confidence says; and block drafters
+* `ragged_verify` chains of which a prefix is verified, as long as a confidence says
+* `block_drafts` drafters that give a whole chain or tree from one pass of a model
 * `step_inputs`  inputs of a step whose requests are rows of state on the device, and what follows it
 * `frequencies`  how often a sampler with random numbers of its own must emit what
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton

@@ -79,6 +79,34 @@ class WidenedLocs(NamedTuple):
     positions: Tensor
 
 
+@fields(
+    """
+    context_lens  [bs] int32: tokens of each request's window
+    offsets       [bs, window] int64: positions of the `window` tokens before the block; 0 before the first
+    invalid       [bs, window] bool: there is no such position
+    """
+)
+class WindowGather(NamedTuple):
+    """The window before a block: how many tokens it has [bs], and their positions [bs, window]."""
+
+    context_lens: Tensor
+    offsets: Tensor
+    invalid: Tensor
+
+
+@fields(
+    """
+    swa_page_indices  [num_nodes, target_width] int32: of each node the window's slots, then the block's, then -1
+    swa_topk_lengths  [num_nodes] int32: how many those are
+    """
+)
+class SwaPageIndices(NamedTuple):
+    """What each node of a block attends to: slots [num_nodes, target_width], and how many [num_nodes]."""
+
+    swa_page_indices: Tensor
+    swa_topk_lengths: Tensor
+
+
 @contract(
     """
     accept_lens       [bs] int32, 1 to num_draft_tokens: accepted nodes of each request, the root among them
@@ -230,3 +258,163 @@ def generate_draft_decode_window_kv_indices(
     Raises ValueError as that does. Source: SGLang's Triton attention backend.
     """
     return kv_lists(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size, window)
+
+
+@contract(
+    """
+    seq_lens            [bs] int64, 0 or more: length of each request before the block
+    num_draft_tokens    int: tokens of a block
+    -> block_seq_lens   [num_nodes] int32: length of its request up to each token of the blocks
+    """
+)
+def block_seq_lens_causal(seq_lens: Tensor, num_draft_tokens: int) -> Tensor:
+    """How many tokens each token of a block sees, itself among them. Source: SGLang's DSpark."""
+    step = torch.arange(1, num_draft_tokens + 1, device=seq_lens.device)
+    return (seq_lens[:, None] + step).to(torch.int32).flatten()
+
+
+@contract(
+    """
+    prefix_lens       [bs] int64, 0 or more: length of each request before the block
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: its row
+    valid_from        [pool_rows] int64, 0 or more: first token of each row that has KV of the draft model
+    has_valid_from    int: 0: every token has, and valid_from is not read
+    window            int, 1 or more: tokens before the block that are attended to, at most
+    -> WindowGather
+    """
+)
+def draft_window_gather(
+    prefix_lens: Tensor, req_pool_indices: Tensor, valid_from: Tensor, has_valid_from: int, window: int
+) -> WindowGather:
+    """The positions of the newest tokens before a block. Source: SGLang's DSpark."""
+    context = prefix_lens.clamp(max=window)
+    if has_valid_from:
+        context = torch.minimum(context, (prefix_lens - valid_from[req_pool_indices]).clamp(min=0))
+    position = prefix_lens[:, None] - window + torch.arange(window, device=prefix_lens.device)
+    return WindowGather(context.to(torch.int32), position.clamp(min=0), position < 0)
+
+
+@contract(
+    """
+    req_to_token         [pool_rows, pool_len] int32: KV slot by row and column
+    full_to_swa_mapping  [num_slots] int64: slot in the pool of the window of each slot
+    req_pool_indices     [bs] int64, 0 to pool_rows - 1: row of each request
+    offsets              [bs, window] int64, 0 to pool_len - 1: positions of the `window` tokens before the block
+    out_loc              [num_nodes] int64: KV slots of the block
+    context_lens         [bs] int32, 0 to window: how many of the last of those positions are attended to
+    num_draft_tokens     int: tokens of a block
+    alignment            int, 1 or more: the width is a multiple of it
+    -> SwaPageIndices
+    """
+)
+def draft_swa_page_indices(
+    req_to_token: Tensor,
+    full_to_swa_mapping: Tensor,
+    req_pool_indices: Tensor,
+    offsets: Tensor,
+    out_loc: Tensor,
+    context_lens: Tensor,
+    num_draft_tokens: int,
+    alignment: int,
+) -> SwaPageIndices:
+    """The slots that the nodes of a block attend to: all of its window, then all of the block, in the window's pool.
+
+    Source: SGLang's DSpark.
+    """
+    bs, window = offsets.shape
+    width = -(-(window + num_draft_tokens) // alignment) * alignment
+    column = torch.arange(width, device=offsets.device)
+    context = context_lens[:, None].to(torch.int64)
+    slots = req_to_token[req_pool_indices[:, None], offsets].to(torch.int64)  # [bs, window]
+    of_window = slots.gather(1, (window - context + column).clamp(0, window - 1))
+    of_block = out_loc.view(bs, -1).gather(1, (column - context).clamp(0, num_draft_tokens - 1))
+    full = torch.where(column < context, of_window, of_block)
+    found = torch.where(column < context + num_draft_tokens, full_to_swa_mapping[full], -1).to(torch.int32)
+    lengths = context_lens + num_draft_tokens
+    return SwaPageIndices(found.repeat_interleave(num_draft_tokens, 0), lengths.repeat_interleave(num_draft_tokens))
+
+
+@contract(
+    """
+    input_ids_dst              [max_window] int64, changed in place: of each row of a window the token; 0 behind them
+    positions_dst              [max_window] int64, changed in place: likewise its position
+    cache_loc_dst              [max_window] int64, changed in place: likewise its KV slot
+    hidden_dst                 [max_window, hidden_size] float, changed in place: likewise its hidden state; rows
+                               behind num_window are left alone
+    seq_lens_dst               [max_bs] int32, changed in place: length of each request; `fill_value` behind them
+    req_pool_indices_dst       [max_bs] int64, changed in place: its row
+    num_correct_dst            [max_bs] int32, changed in place: its accepted drafts
+    accept_lens_dst            [max_bs] int32, changed in place: its accepted nodes; -1 behind them, up to padded_bs
+    select_index_dst           [max_bs] int64, changed in place: the row of its last accepted node; up to padded_bs, by
+                               what num_correct_dst has there
+    temperatures_dst           [max_bs, 1] float, changed in place: its temperature; 1 behind them, up to padded_bs
+    rank_tokens_dst            [num_ranks] int32, changed in place: rows of every rank
+    rank_logprob_tokens_dst    [num_ranks] int32, changed in place: likewise
+    input_ids                  [num_window] int64: of each row of a window the token
+    positions                  [num_window] int64: its position
+    cache_loc                  [num_window] int64: its KV slot
+    hidden                     [num_window, hidden_size] float: its hidden state
+    seq_lens                   [bs] int64: length of each request
+    req_pool_indices           [bs] int64: its row
+    num_correct                [bs] int32, 0 to num_draft_tokens - 1: its accepted drafts
+    accept_lens                [bs] int32: its accepted nodes
+    temperatures               [bs, 1] float: its temperature
+    padded_bs                  int: requests of the graph, bs to max_bs
+    num_draft_tokens           int: nodes of each request
+    front                      int: rows of a window before them
+    fill_value                 int: length of a request that pads
+    """
+)
+def fill_draft_extend_buffers(
+    input_ids_dst: Tensor,
+    positions_dst: Tensor,
+    cache_loc_dst: Tensor,
+    hidden_dst: Tensor,
+    seq_lens_dst: Tensor,
+    req_pool_indices_dst: Tensor,
+    num_correct_dst: Tensor,
+    accept_lens_dst: Tensor,
+    select_index_dst: Tensor,
+    temperatures_dst: Tensor,
+    rank_tokens_dst: Tensor,
+    rank_logprob_tokens_dst: Tensor,
+    input_ids: Tensor,
+    positions: Tensor,
+    cache_loc: Tensor,
+    hidden: Tensor,
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    num_correct: Tensor,
+    accept_lens: Tensor,
+    temperatures: Tensor,
+    padded_bs: int,
+    num_draft_tokens: int,
+    front: int,
+    fill_value: int,
+) -> None:
+    """Fill the buffers that a CUDA graph reads: windows of `front + num_draft_tokens` rows, and requests that pad.
+
+    What is behind padded_bs is left alone, but for lengths. Raises ValueError where the batch does not fit.
+    Source: SGLang's multi-layer EAGLE.
+    """
+    bs, rows = len(seq_lens), len(input_ids)
+    if validation.enabled():
+        validation.require_scalar("padded_bs", padded_bs, bs, len(seq_lens_dst))
+        validation.require_scalar("num_window", rows, 0, len(input_ids_dst))
+    for dst, source, padding in (
+        (input_ids_dst, input_ids, 0),
+        (positions_dst, positions, 0),
+        (cache_loc_dst, cache_loc, 0),
+        (seq_lens_dst, seq_lens, fill_value),
+        (accept_lens_dst[:padded_bs], accept_lens, -1),
+        (temperatures_dst[:padded_bs], temperatures, 1),
+    ):
+        dst[: len(source)] = source
+        dst[len(source) :] = padding
+    hidden_dst[:rows] = hidden
+    req_pool_indices_dst[:bs] = req_pool_indices
+    num_correct_dst[:bs] = num_correct
+    window = torch.arange(padded_bs, device=seq_lens.device) * (front + num_draft_tokens)
+    select_index_dst[:padded_bs] = window + front + num_correct_dst[:padded_bs]
+    rank_tokens_dst.fill_(padded_bs * (front + num_draft_tokens))
+    rank_logprob_tokens_dst.fill_(padded_bs * (front + num_draft_tokens))

@@ -46,6 +46,15 @@ class Frequencies(NamedTuple):
     fits: Tensor
 
 
+class MarkovFrequencies(NamedTuple):
+    """`Frequencies` of drafts, and their logits [bs, vocab_size]."""
+
+    logits: Tensor
+    frequencies: Tensor
+    occurs: Tensor
+    fits: Tensor
+
+
 @contract(
     """
     probs           [bs, vocab_size] float: the model's distribution; sums to 1
@@ -81,6 +90,36 @@ def token_frequencies(
     stays &= p >= min_p[:, None].double() * p.amax(dim=1, keepdim=True)
     kept = torch.where(stays, p, 0.0)
     return _law(kept / kept.sum(dim=1, keepdim=True), probs.dtype)
+
+
+@contract(
+    """
+    base_logits     [bs, padded_vocab] float: any values but NaN and +inf; those from vocab_size on are of no token; of
+                    the others not all -inf
+    bias            [bs, vocab_size] float: what each has more after the draft before
+    temperatures    [bs] float, 0 or more: 0: the most probable token, of equal ones the lowest, is certain
+    seed            int: of the implementation's own random numbers
+    draws           int: how often each request is drawn, independently
+    -> logits       [bs, vocab_size] float: the sums, whose softmax with the temperature the draft is drawn from
+    -> frequencies  [bs, vocab_size] float: share of the draws that each token has
+    -> occurs       [bs, vocab_size] bool: drawn at all; defined where the probability is 0
+    -> fits         [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
+    """
+)
+def markov_frequencies(
+    base_logits: Tensor, bias: Tensor, temperatures: Tensor, seed: int = 0, draws: int = 0
+) -> MarkovFrequencies:
+    """The distribution of the next draft of a block drafter whose logits depend on the draft before it.
+
+    A verification divides by this distribution, so it is to be drawn from as it stands. `seed` and `draws` concern the
+    sampler alone. Raises ValueError for wrong shapes and dtypes. Source: SGLang's DSpark.
+    """
+    vocab_size = bias.shape[1]
+    logits = base_logits[:, :vocab_size] + bias
+    certain = torch.nn.functional.one_hot(logits.argmax(dim=1), vocab_size).double()
+    scaled = logits.double() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    dist = torch.where(temperatures[:, None] > 0, torch.softmax(scaled, dim=1), certain)
+    return MarkovFrequencies(logits, *_law(dist, logits.dtype))
 
 
 @contract(_DRAFTS + _DRAWS)

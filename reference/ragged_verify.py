@@ -1,4 +1,4 @@
-"""Chains of which a prefix is verified, as long as the draft model's confidence says; and block drafters.
+"""Chains of which a prefix is verified, as long as the draft model's confidence says.
 
 A draft model that gives a whole chain at once, and its confidence in each draft, leaves a choice: how many nodes of
 each request's chain, `verify_lens`, are worth their place in a batch whose size is given. The rows of a verification
@@ -109,47 +109,6 @@ class GreedyCommitted(NamedTuple):
     commit_lens: Tensor
     new_seq_lens: Tensor
     out_tokens: Tensor
-
-
-@fields(
-    """
-    block_ids  [bs, num_draft_tokens] int64: the request's last token, then masks
-    positions  [bs, num_draft_tokens] int64: in its request
-    cache_loc  [bs, num_draft_tokens] int64: KV slots; 0 behind the end of the table
-    """
-)
-class DraftBlock(NamedTuple):
-    """What a block drafter reads: tokens, positions and KV slots, each [bs, num_draft_tokens] int64."""
-
-    block_ids: Tensor
-    positions: Tensor
-    cache_loc: Tensor
-
-
-@fields(
-    """
-    tokens  [bs, num_steps] int64: the drafts
-    q       [bs, num_steps, num_candidates] float: the distribution over the candidates that each was drawn from
-    """
-)
-class CandidateWalk(NamedTuple):
-    """Drafts [bs, num_steps] int64, and the distributions that they were drawn from [bs, num_steps, num_candidates]."""
-
-    tokens: Tensor
-    q: Tensor
-
-
-@fields(
-    """
-    topk_p      [bs, 1] float: 1
-    topk_index  [bs, 1] int64: the draft
-    """
-)
-class Top1(NamedTuple):
-    """A draft for each request [bs, 1] int64, with probability 1."""
-
-    topk_p: Tensor
-    topk_index: Tensor
 
 
 @contract(
@@ -428,102 +387,30 @@ def commit_chain_greedy(candidates: Tensor, target_predict: Tensor, prefix_lens:
 
 @contract(
     """
-    bonus_tokens      [bs] int64: last token of each request
-    prefix_lens       [bs] int64, 0 or more: its length without that one
-    req_pool_indices  [bs] int64, 0 to pool_rows - 1: its row
-    req_to_token      [pool_rows, pool_len] int32: KV slot by row and column
-    mask_token_id     int: token of a draft that is to be made
-    num_draft_tokens  int: tokens of a block
-    -> DraftBlock
+    cache_loc_dst    [max_packed] int64, changed in place: the first num_packed are written
+    positions_dst    [max_packed] int64, changed in place: likewise
+    commit_lens_dst  [max_bs] int32, changed in place: the first ones are written, the others become 0
+    cache_loc        [num_packed] int64: KV slot of each row
+    positions        [num_packed] int64: its position
+    commit_lens      [num_chains] int32: nodes of each chain that are committed
     """
 )
-def prepare_draft_block(
-    bonus_tokens: Tensor,
-    prefix_lens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    mask_token_id: int,
-    num_draft_tokens: int,
-) -> DraftBlock:
-    """The block of each request: its last token, and masks in the place of the drafts. Source: SGLang's DFlash."""
-    step = torch.arange(num_draft_tokens, device=prefix_lens.device)
-    position = prefix_lens[:, None] + step  # [bs, ndt]
-    ids = torch.where(step == 0, bonus_tokens[:, None], mask_token_id)
-    end = req_to_token.shape[1]
-    slot = req_to_token[req_pool_indices[:, None], position.clamp(max=end - 1)].to(torch.int64)
-    return DraftBlock(ids, position, torch.where(position < end, slot, 0))
+def stage_commit(
+    cache_loc_dst: Tensor,
+    positions_dst: Tensor,
+    commit_lens_dst: Tensor,
+    cache_loc: Tensor,
+    positions: Tensor,
+    commit_lens: Tensor,
+) -> None:
+    """Keep what a verification commits until the draft model's next pass writes it.
 
-
-@contract(
-    """
-    candidate_ids   [bs, num_steps, num_candidates] int64: candidates for each draft
-    scores          [bs, num_steps, num_candidates, num_candidates] float: of each candidate, by the one before it; the
-                    first draft goes by row 0
-    uniforms        [bs, num_steps] float, 0 to 1: uniform draws
-    temperatures    [bs] float: above 0
-    is_greedy       [bs] bool: the request takes the candidate of the highest score, of equal ones the first, and the
-                    first NaN before all
-    -> CandidateWalk
-    """
-)
-def walk_candidates(
-    candidate_ids: Tensor, scores: Tensor, uniforms: Tensor, temperatures: Tensor, is_greedy: Tensor
-) -> CandidateWalk:
-    """Draw a chain, one candidate after the other, each from the softmax of its scores after the one before it.
-
-    Candidate k is drawn when the candidates before it have at most the draw together, and it and they have more. The
-    distribution of a greedy request is 1 at what it takes. Raises ValueError for temperatures of 0 or less.
-    Source: SGLang's DFlash with a selector.
+    Raises ValueError where it does not fit. Source: SGLang's DSpark.
     """
     if validation.enabled():
-        validation.require_all(temperatures > 0, "temperatures", temperatures, "above 0")
-    bs, num_steps, topk = candidate_ids.shape
-    request = torch.arange(bs, device=scores.device)
-    last = torch.zeros_like(request)
-    places, dists = [], []
-    for step in range(num_steps):
-        row = scores[request, step, last]  # [bs, K]
-        probs = torch.softmax(row / temperatures[:, None], dim=1)
-        drawn = (uniforms[:, step, None] >= probs.cumsum(dim=1)).sum(dim=1).clamp(max=topk - 1)
-        best = row.argmax(dim=1)
-        last = torch.where(is_greedy, best, drawn)
-        places.append(last)
-        certain = torch.nn.functional.one_hot(best, topk).to(probs.dtype)
-        dists.append(torch.where(is_greedy[:, None], certain, probs))
-    tokens = candidate_ids.gather(2, torch.stack(places, dim=1)[:, :, None])[:, :, 0]
-    return CandidateWalk(tokens, torch.stack(dists, dim=1))
-
-
-@contract(
-    """
-    logits        [bs, vocab_size >= 1] float: above -1e30, or NaN, which counts as -1e30
-    positions     [bs] int64, changed in place: of each request; one more
-    draft_tokens  [bs, num_steps] int64, changed in place: column `step` gets the draft
-    step          int: number of the draft, 0 to num_steps - 1
-    -> Top1
-    """
-)
-def draft_topk1(logits: Tensor, positions: Tensor, draft_tokens: Tensor, step: int) -> Top1:
-    """Draft the most probable token, of equal ones the lowest, and go on to the next position.
-
-    Raises ValueError for a step that the drafts do not have. Source: SGLang's chains of topk 1.
-    """
-    if validation.enabled():
-        validation.require_scalar("step", step, 0, draft_tokens.shape[1] - 1)
-    token = torch.where(logits.isnan(), -1e30, logits).argmax(dim=1)
-    positions += 1
-    draft_tokens[:, step] = token
-    return Top1(torch.ones_like(logits[:, :1]), token[:, None])
-
-
-@contract(
-    """
-    base_logits     [bs, vocab_size >= 1] float: any values
-    prev_embeds     [bs, rank] float: embedding of each request's last draft
-    w2_weight       [vocab_size, rank] float: what it adds to the logit of each token
-    -> next_tokens  [bs] int64: the highest logit's token, of equal ones the lowest, and the first NaN before all
-    """
-)
-def markov_greedy_step(base_logits: Tensor, prev_embeds: Tensor, w2_weight: Tensor) -> Tensor:
-    """The next draft of a block drafter whose logits depend on the draft before it. Source: SGLang's DSpark."""
-    return (base_logits + prev_embeds @ w2_weight.T).argmax(dim=1)
+        validation.require_scalar("num_packed", len(cache_loc), 0, len(cache_loc_dst))
+        validation.require_scalar("num_chains", len(commit_lens), 0, len(commit_lens_dst))
+    cache_loc_dst[: len(cache_loc)] = cache_loc
+    positions_dst[: len(positions)] = positions
+    commit_lens_dst.zero_()
+    commit_lens_dst[: len(commit_lens)] = commit_lens

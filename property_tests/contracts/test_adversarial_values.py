@@ -76,6 +76,17 @@ def _beyond_the_table(case: Case) -> bool:
     return bool((ends > case.sizes["pool_len"]).any())
 
 
+def _first_impossible(block: int) -> Mark:
+    """A row of which as many first tokens are impossible as a kernel sums at once."""
+    return lambda case: bool((case.tensors["logits"].flatten(0, -2)[:, :block] == -torch.inf).all(dim=1).any())
+
+
+def _without_kv(case: Case) -> bool:
+    t = case.tensors
+    behind = t["valid_from"][t["req_pool_indices"]] > t["prefix_lens"] - case.sizes["window"]
+    return bool(case.sizes["has_valid_from"]) and bool((behind & (t["prefix_lens"] > 0)).any())
+
+
 def _vocab(offset: int) -> Mark:
     powers = {2**k for k in range(2, 20)}
     return lambda case: case.sizes["vocab_size"] - offset in powers
@@ -141,6 +152,16 @@ MARKS: dict[str, tuple[str, Mark]] = {
         "widened_draft_extend_locs",
         lambda case: bool((case.tensors["seq_lens"] < case.sizes["front"]).any()),
     ),
+    "a group of impossible tokens": ("topk_lse", _first_impossible(8192)),
+    "candidates beside a block of impossible tokens": ("candidate_log_probs", _first_impossible(8192)),
+    "nodes of the same log-probability": (
+        "build_best_first_tree",
+        lambda case: bool((case.tensors["top_log_probs"].diff(dim=1) == 0).any()),
+    ),
+    "a window without KV of the draft model": ("draft_window_gather", _without_kv),
+    "a request that pads": ("fill_draft_extend_buffers", lambda case: case.sizes["padded_bs"] > case.sizes["bs"]),
+    "an impossible draft": ("markov_frequencies", _has("base_logits", torch.isneginf)),
+    "a certain draft": ("markov_frequencies", _has("temperatures", lambda temperatures: temperatures == 0)),
     "logits of NaN alone": ("draft_topk1", _has("logits", lambda logits: logits.isnan().all(dim=1))),
     "a vocabulary of a power of two": ("row_argmax", _vocab(0)),
     "one less": ("row_argmax", _vocab(-1)),

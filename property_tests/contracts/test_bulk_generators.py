@@ -52,6 +52,7 @@ SLOTS = (
     "idx_mapping",
     "cache_loc",
     "verify_cache_loc",
+    "out_loc",
 )  # all of it goes by the place in the batch
 
 

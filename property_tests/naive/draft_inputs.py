@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from property_tests.naive.kv import generate_draft_decode_kv_indices_naive
-from specsim.reference.draft_inputs import DraftExtendInputs, DraftExtendLayout, DraftExtendLengths, WidenedLocs
+from specsim.reference.draft_inputs import (
+    DraftExtendInputs,
+    DraftExtendLayout,
+    DraftExtendLengths,
+    SwaPageIndices,
+    WidenedLocs,
+    WindowGather,
+)
 from specsim.reference.kv import DraftKvIndices
 
 
@@ -110,3 +117,97 @@ def generate_draft_decode_window_kv_indices_naive(
                 end += 1
             starts[step, z + 1] = end
     return DraftKvIndices(starts, slots)
+
+
+def block_seq_lens_causal_naive(seq_lens: Tensor, num_draft_tokens: int) -> Tensor:
+    """`block_seq_lens_causal`, one token at a time."""
+    return _int32([length + 1 + step for length in seq_lens.tolist() for step in range(num_draft_tokens)])
+
+
+def draft_window_gather_naive(
+    prefix_lens: Tensor, req_pool_indices: Tensor, valid_from: Tensor, has_valid_from: int, window: int
+) -> WindowGather:
+    """`draft_window_gather`, one position at a time."""
+    lens, positions, invalid = [], [], []
+    for row, prefix in zip(req_pool_indices.tolist(), prefix_lens.tolist(), strict=True):
+        start = int(valid_from[row]) if has_valid_from else 0
+        lens.append(max(0, min(window, prefix - start)))
+        before = range(prefix - window, prefix)
+        positions.append([max(0, position) for position in before])
+        invalid.append([position < 0 for position in before])
+    return WindowGather(_int32(lens), torch.tensor(positions), torch.tensor(invalid))
+
+
+def draft_swa_page_indices_naive(
+    req_to_token: Tensor,
+    full_to_swa_mapping: Tensor,
+    req_pool_indices: Tensor,
+    offsets: Tensor,
+    out_loc: Tensor,
+    context_lens: Tensor,
+    num_draft_tokens: int,
+    alignment: int,
+) -> SwaPageIndices:
+    """`draft_swa_page_indices`, one slot at a time."""
+    width = offsets.shape[1] + num_draft_tokens
+    while width % alignment:
+        width += 1
+    indices, lens = [], []
+    for b, context in enumerate(context_lens.tolist()):
+        positions = offsets[b].tolist()[offsets.shape[1] - context :]
+        slots = [int(req_to_token[req_pool_indices[b], position]) for position in positions]
+        slots += out_loc[b * num_draft_tokens : (b + 1) * num_draft_tokens].tolist()
+        row = [int(full_to_swa_mapping[slot]) for slot in slots]
+        for _ in range(num_draft_tokens):
+            indices.append(row + [-1] * (width - len(row)))
+            lens.append(len(row))
+    return SwaPageIndices(torch.tensor(indices, dtype=torch.int32), _int32(lens))
+
+
+def fill_draft_extend_buffers_naive(
+    input_ids_dst: Tensor,
+    positions_dst: Tensor,
+    cache_loc_dst: Tensor,
+    hidden_dst: Tensor,
+    seq_lens_dst: Tensor,
+    req_pool_indices_dst: Tensor,
+    num_correct_dst: Tensor,
+    accept_lens_dst: Tensor,
+    select_index_dst: Tensor,
+    temperatures_dst: Tensor,
+    rank_tokens_dst: Tensor,
+    rank_logprob_tokens_dst: Tensor,
+    input_ids: Tensor,
+    positions: Tensor,
+    cache_loc: Tensor,
+    hidden: Tensor,
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    num_correct: Tensor,
+    accept_lens: Tensor,
+    temperatures: Tensor,
+    padded_bs: int,
+    num_draft_tokens: int,
+    front: int,
+    fill_value: int,
+) -> None:
+    """`fill_draft_extend_buffers`, one row and one request at a time."""
+    width = front + num_draft_tokens
+    for row in range(len(input_ids_dst)):
+        is_row = row < len(input_ids)
+        input_ids_dst[row] = input_ids[row] if is_row else 0
+        positions_dst[row] = positions[row] if is_row else 0
+        cache_loc_dst[row] = cache_loc[row] if is_row else 0
+        if is_row:
+            hidden_dst[row] = hidden[row]
+    for b in range(len(seq_lens_dst)):
+        is_request = b < len(seq_lens)
+        seq_lens_dst[b] = seq_lens[b] if is_request else fill_value
+        if is_request:
+            req_pool_indices_dst[b], num_correct_dst[b] = req_pool_indices[b], num_correct[b]
+        if b < padded_bs:
+            accept_lens_dst[b] = accept_lens[b] if is_request else -1
+            temperatures_dst[b] = temperatures[b] if is_request else 1
+            select_index_dst[b] = b * width + front + int(num_correct_dst[b])
+    for rank in range(len(rank_tokens_dst)):
+        rank_tokens_dst[rank] = rank_logprob_tokens_dst[rank] = padded_bs * width

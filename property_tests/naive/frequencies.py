@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from specsim.contracts.enumeration import chain_acceptance, normalised, residual
-from specsim.reference.frequencies import Frequencies
+from specsim.reference.frequencies import Frequencies, MarkovFrequencies
 
 
 def token_frequencies_naive(
@@ -26,6 +27,25 @@ def token_frequencies_naive(
             kept.append(p if stays else Fraction(0))
         dists.append(normalised(kept))
     return _of(torch.tensor([[float(p) for p in dist] for dist in dists], dtype=probs.dtype))
+
+
+def markov_frequencies_naive(
+    base_logits: Tensor, bias: Tensor, temperatures: Tensor, seed: int = 0, draws: int = 0
+) -> MarkovFrequencies:
+    """`markov_frequencies`, one token at a time."""
+    sums, dists = [], []
+    for b, temperature in enumerate(temperatures.tolist()):
+        row = [x + more for x, more in zip(base_logits[b].tolist(), bias[b].tolist(), strict=False)]
+        best = row.index(max(row))
+        if temperature:
+            weights = [math.exp((x - row[best]) / temperature) for x in row]
+        else:
+            weights = [float(token == best) for token in range(len(row))]
+        sums.append(row)
+        dists.append([weight / sum(weights) for weight in weights])
+    return MarkovFrequencies(
+        torch.tensor(sums, dtype=bias.dtype), *_of(torch.tensor(dists, dtype=torch.float64).to(bias.dtype))
+    )
 
 
 def chain_frequencies_naive(

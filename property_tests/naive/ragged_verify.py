@@ -1,22 +1,17 @@
-"""`specsim.reference.ragged_verify` once more, one request, node and candidate at a time: lists and for loops."""
+"""`specsim.reference.ragged_verify` once more, one request and node at a time: lists and for loops."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from specsim.reference.ragged_verify import (
-    CandidateWalk,
     ChainAccepted,
     CommitLens,
-    DraftBlock,
     GreedyCommitted,
     InjectLayout,
     RaggedStarts,
     RaggedWindow,
-    Top1,
 )
 
 
@@ -187,72 +182,17 @@ def commit_chain_greedy_naive(candidates: Tensor, target_predict: Tensor, prefix
     return GreedyCommitted(_int32(accepted), _int64(bonus), _int32(lens), _int64(ends), _int64(outs))
 
 
-def prepare_draft_block_naive(
-    bonus_tokens: Tensor,
-    prefix_lens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    mask_token_id: int,
-    num_draft_tokens: int,
-) -> DraftBlock:
-    """`prepare_draft_block`, one token at a time."""
-    ids, positions, slots = [], [], []
-    for b, prefix in enumerate(prefix_lens.tolist()):
-        row = req_to_token[req_pool_indices[b]].tolist()
-        ids.append([int(bonus_tokens[b]), *[mask_token_id] * (num_draft_tokens - 1)])
-        positions.append([prefix + step for step in range(num_draft_tokens)])
-        slots.append([row[at] if at < len(row) else 0 for at in positions[-1]])
-    return DraftBlock(_int64(ids), _int64(positions), _int64(slots))
-
-
-def walk_candidates_naive(
-    candidate_ids: Tensor, scores: Tensor, uniforms: Tensor, temperatures: Tensor, is_greedy: Tensor
-) -> CandidateWalk:
-    """`walk_candidates`, one candidate at a time."""
-    tokens, dists = [], []
-    for b in range(candidate_ids.shape[0]):
-        last, drafts, rows = 0, [], []
-        for step in range(candidate_ids.shape[1]):
-            row = scores[b, step, last].tolist()
-            if is_greedy[b]:
-                is_nan = [math.isnan(x) for x in row]
-                last = is_nan.index(True) if any(is_nan) else row.index(max(row))
-                rows.append([float(k == last) for k in range(len(row))])
-            else:
-                weights = [math.exp((x - max(row)) / float(temperatures[b])) for x in row]
-                rows.append([weight / sum(weights) for weight in weights])
-                last, below = 0, rows[-1][0]
-                while last < len(row) - 1 and float(uniforms[b, step]) >= below:
-                    last += 1
-                    below += rows[-1][last]
-            drafts.append(int(candidate_ids[b, step, last]))
-        tokens.append(drafts)
-        dists.append(rows)
-    return CandidateWalk(_int64(tokens), torch.tensor(dists, dtype=scores.dtype))
-
-
-def markov_greedy_step_naive(base_logits: Tensor, prev_embeds: Tensor, w2_weight: Tensor) -> Tensor:
-    """`markov_greedy_step`, one token at a time."""
-    found = []
-    for row, embed in zip(base_logits.tolist(), prev_embeds.tolist(), strict=True):
-        sums = [
-            x + sum(a * w for a, w in zip(embed, ws, strict=True))
-            for x, ws in zip(row, w2_weight.tolist(), strict=True)
-        ]
-        is_nan = [math.isnan(x) for x in sums]
-        found.append(is_nan.index(True) if any(is_nan) else sums.index(max(sums)))
-    return _int64(found)
-
-
-def draft_topk1_naive(logits: Tensor, positions: Tensor, draft_tokens: Tensor, step: int) -> Top1:
-    """`draft_topk1`, one token at a time."""
-    found = []
-    for b, row in enumerate(logits.tolist()):
-        best = 0
-        for token, logit in enumerate(row):
-            if not math.isnan(logit) and (math.isnan(row[best]) or logit > row[best]):
-                best = token
-        positions[b] += 1
-        draft_tokens[b, step] = best
-        found.append([best])
-    return Top1(torch.ones(len(found), 1, dtype=logits.dtype), _int64(found))
+def stage_commit_naive(
+    cache_loc_dst: Tensor,
+    positions_dst: Tensor,
+    commit_lens_dst: Tensor,
+    cache_loc: Tensor,
+    positions: Tensor,
+    commit_lens: Tensor,
+) -> None:
+    """`stage_commit`, one row and one request at a time."""
+    for row, (slot, position) in enumerate(zip(cache_loc.tolist(), positions.tolist(), strict=True)):
+        cache_loc_dst[row] = slot
+        positions_dst[row] = position
+    for b in range(len(commit_lens_dst)):
+        commit_lens_dst[b] = int(commit_lens[b]) if b < len(commit_lens) else 0

@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from specsim.reference.block_drafts import draft_topk1, walk_candidates
 from specsim.reference.frequencies import cut_chain_frequencies
 from specsim.reference.ragged_verify import (
     accept_chain_greedy,
     build_out_tokens,
     commit_inject_layout,
     committed_swa_locations,
-    draft_topk1,
     pad_verify_lens,
     ragged_verify_window,
     scatter_compact_to_strided,
     schedule_verify_lens,
     verify_indptr,
-    walk_candidates,
 )
 
 EPS = torch.tensor([1e-6])

@@ -24,6 +24,7 @@ SOURCE = {
 
         from sglang.srt.tables import WIDTH, double
         from sglang.srt.probes import is_cuda
+        from torch.of_another_machine import fast
 
         _ON_CUDA = is_cuda()
         print("importing the release")
@@ -43,6 +44,16 @@ SOURCE = {
 
         def needs_flashinfer(x):
             return flashinfer.run(x)
+
+
+        def needs_another_torch(x):
+            return fast(x)
+
+
+        class Step:
+            @classmethod
+            def by(cls, x):
+                return cls, x + STEP
 
 
         def needs_nothing_known(x):
@@ -85,6 +96,12 @@ def test_names_of_the_package_are_followed_and_shims_win(lifter: Lifter) -> None
     assert lifter.lift("srt/ops.py", "widen").value(1) == 14
 
 
+def test_a_method_of_a_class_is_lifted_with_its_class(lifter: Lifter) -> None:
+    lifted = lifter.lift("srt/ops.py", "Step.by")
+    owner, result = lifted.value(4)
+    assert (owner.__name__, result, lifted.parameters) == ("Step", 7, ("cls", "x"))
+
+
 def test_line_numbers_are_those_of_the_source(lifter: Lifter) -> None:
     lifted = lifter.lift("srt/ops.py", "shift")
     line = MadeUpSource(SOURCE).read("srt/ops.py").splitlines().index("def shift(x):") + 1
@@ -123,6 +140,7 @@ def test_the_hash_sees_code_and_neither_comments_nor_position(lifter: Lifter, tm
         ("srt/ops.py", "absent", "not found: absent in srt/ops.py"),
         ("srt/absent.py", "shift", "not found: srt/absent.py"),
         ("srt/ops.py", "needs_flashinfer", "needs flashinfer, which specsim does not import"),
+        ("srt/ops.py", "needs_another_torch", "srt/ops.py needs torch.of_another_machine: No module named"),
         ("srt/ops.py", "needs_nothing_known", "not found: undefined_name in srt/ops.py"),
     ],
 )

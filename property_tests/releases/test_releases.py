@@ -22,10 +22,12 @@ from property_tests.support.release_expectations import MADE_BY, check_all, find
 from specsim.contracts.registry import OPS
 from specsim.engines.releases import load
 from specsim.engines.sglang.provider import SglangProvider
+from specsim.engines.sglang.where import places
+from specsim.interpreter.lockstep.launch import lockstep
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import find_function, parse_module
 from specsim.lifting.source import SourceTree
-from specsim.tiers.ops.suite import SuiteLimits, check_subject
+from specsim.tiers.ops.suite import SuiteLimits, check_subject, chooser_of
 
 EXPECTED = json.loads((FIXTURES / "releases.expected.json").read_text())
 FLIPS = json.loads((FIXTURES / "flips.json").read_text())
@@ -92,6 +94,36 @@ def test_an_other_in_the_two_loads_that_alloc_extend_subtracts_ends_its_finding(
     found = findings(check_all(release(NEWEST), wheel_cache, 25, only))
     assert {name: each["rule"] for name, each in found.items()} == {"ops:alloc_extend:kernel:alloc_extend": "O4"}
     assert findings(check_all(mended, wheel_cache, 25, only)) == {}
+
+
+# By what is wrong: what the kernel has there, and what takes its place.
+WRONG_STEPS = {
+    "a temperature that is not divided by": (r"key = value / temperature -", "key = value -"),
+    "noise that is no exponential's": (r"-libdevice\.log1p\(-uniform\)", "uniform"),
+    "logits that are kept without what the draft before adds": (
+        r"value\.to\(L\.dtype\.element_ty\)",
+        "tl.load(X + row * XS + i, in_shard, 0)",
+    ),
+    "a token behind the vocabulary": (r"valid = i < WIDTH", "valid = i < PADDED"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_STEPS)
+def test_a_wrong_step_with_random_numbers_of_its_own_is_found(wrong: str, release: Release, wheel_cache: Cache) -> None:
+    (path,) = [path for path, _name in places("MarkovSampleStep")]
+    source, op = edited(release(RELEASES[-1]), path, *WRONG_STEPS[wrong]), OPS["markov_frequencies"]
+    (subject,) = [s for s in SglangProvider(source, wheel_cache, op=op.name).subjects()[0] if s.op == op.name]
+
+    def is_wrong(index: int) -> bool:
+        case = op.generate(chooser_of(0, subject, index))
+        if not subject.accepts(case.sizes):
+            return False
+        case.sizes["draws"] = 2**12
+        with lockstep():
+            results = subject.run(case.sizes, {**case.clone().tensors, **op.allocate_outputs(case)})
+        return any(bool(each.any()) for each in op.wrong(case, op.expected(case), results).values())
+
+    assert any(map(is_wrong, range(16)))
 
 
 def edit_call_argument(source: SourceTree, flip: dict[str, Any]) -> MadeUpSource:

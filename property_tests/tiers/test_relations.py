@@ -41,6 +41,8 @@ WITHOUT |= {"expand_idx_mapping", "prepare_pos_seq_lens", "get_num_sampled_and_r
 WITHOUT |= {"post_update_num_computed_tokens", "compute_slot_mappings"}
 # Weights of the vocabulary.
 WITHOUT |= {"markov_greedy_step"}
+# Buffers of a graph, which has more requests than the batch.
+WITHOUT |= {"fill_draft_extend_buffers"}
 # Rows that are shared out among a batch, or packed.
 WITHOUT |= {"schedule_verify_lens", "pad_verify_lens", "verify_indptr", "scatter_compact_to_strided"}
 

@@ -27,21 +27,25 @@ from specsim.contracts.sampling_cases import draw_rows, make_verify_chain_reject
 from specsim.contracts.statistics import chi_square
 from specsim.reference.frequencies import (
     Frequencies,
+    MarkovFrequencies,
     block_frequencies,
     chain_frequencies,
     cut_chain_frequencies,
+    markov_frequencies,
     token_frequencies,
 )
 
 __all__ = [
     "OPS",
     "Frequencies",
+    "MarkovFrequencies",
     "block_frequencies",
     "chain_frequencies",
     "chain_outcomes",
     "cut_chain_frequencies",
     "evidence",
     "histogram",
+    "markov_frequencies",
     "token_frequencies",
 ]
 
@@ -52,6 +56,8 @@ FREQUENCY_TOLERANCE = math.sqrt(math.log(2 / P_VALUE_MIN) / (2 * BULK_DRAWS))
 
 NONE, TOP_K, TOP_P, MIN_P, TOP_K_TOP_P = FILTERS = range(5)
 NUM_STEPS_MAX = 4
+PADDING_MAX = 5  # logits behind the vocabulary
+TEMPERATURES = (1.0, 0.0, 0.5, 2.0)
 
 
 def evidence(counts: Tensor, dist: Tensor, draws: int) -> Frequencies:
@@ -118,6 +124,19 @@ def _make_cut_chain_frequencies(draws: Draws, shape: Sizes) -> Case:
     return Case(made.sizes, {**made.tensors, "verify_lens": verify_lens})
 
 
+def _make_markov_frequencies(draws: Draws, shape: Sizes) -> Case:
+    """Logits are multiples of 1/4, whose sums are exact; some are -inf, and behind the vocabulary they are high."""
+    vocab_size, padded, device = shape["vocab_size"], shape["padded_vocab"], draws.device
+    base = (draws.below("logit", 17, padded) - 8).to(torch.float32) / 4
+    possible = draws.below("impossible token", 5, padded) > 0
+    possible |= torch.arange(padded, device=device) == draws.below("a possible token", vocab_size, 1)
+    base = torch.where(possible, base, -torch.inf)
+    base[:, vocab_size:] = 9.0
+    temperatures = torch.tensor(TEMPERATURES, device=device)[draws.below("temperature", len(TEMPERATURES))]
+    bias = (draws.below("bias", 9, vocab_size) - 4).to(torch.float32) / 4
+    return Case(_sizes(shape, draws.count), {"base_logits": base, "bias": bias, "temperatures": temperatures})
+
+
 def _sizes(shape: Sizes, bs: int) -> dict[str, int]:
     num_steps = shape["num_steps"]
     return {**shape, "bs": bs, "topk": 1, "num_draft_tokens": num_steps + 1, "num_nodes": bs * (num_steps + 1)}
@@ -127,6 +146,12 @@ def _draw_token_shape(chooser: Chooser) -> dict[str, int]:
     vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
     which = pick(chooser, FILTERS, "filter")
     return _shape(chooser, {"num_steps": 1, "vocab_size": vocab_size, "which_filter": which})
+
+
+def _draw_markov_shape(chooser: Chooser) -> dict[str, int]:
+    vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
+    padded = vocab_size + chooser.choose(PADDING_MAX + 1, "padding")
+    return _shape(chooser, {"num_steps": 1, "vocab_size": vocab_size, "padded_vocab": padded})
 
 
 def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
@@ -158,6 +183,13 @@ OPS: tuple[Op, ...] = (
         token_frequencies,
         "frequencies",
         Cases(_draw_token_shape, _make_token_frequencies, draw_single=_draw_single),
+        compared=_defined,
+        tolerance=_TOLERANCE,
+    ),
+    operation(
+        markov_frequencies,
+        "frequencies",
+        Cases(_draw_markov_shape, _make_markov_frequencies, draw_single=_draw_single),
         compared=_defined,
         tolerance=_TOLERANCE,
     ),

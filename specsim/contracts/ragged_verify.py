@@ -1,4 +1,4 @@
-"""The ragged verify family: chains that are cut to what is worth verifying, and what surrounds a block drafter.
+"""The ragged verify family: chains that are cut to what is worth verifying, and what follows their verification.
 
 Confidences are multiples of 1/8, so that their products are exact in any order and many are equal. Lengths are none,
 all or any. What is not verified or not committed holds values that fit nowhere: whoever looks at it is seen.
@@ -15,37 +15,28 @@ from specsim.choices.chooser import Chooser, between, pick
 from specsim.contracts import batches
 from specsim.contracts.batches import TOKENS_START
 from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
-from specsim.contracts.distributions import TARGET_ROWS
 from specsim.contracts.draws import Draws
-from specsim.contracts.logits import SOFTMAX_TOLERANCE
-from specsim.contracts.sampling_cases import draw_rows
 from specsim.reference.ragged_verify import (
     accept_chain_greedy,
     build_out_tokens,
     commit_chain_greedy,
     commit_inject_layout,
     committed_swa_locations,
-    draft_topk1,
     finalize_accept_lens,
-    markov_greedy_step,
     pad_verify_lens,
-    prepare_draft_block,
     ragged_verify_window,
     scatter_compact_to_strided,
     schedule_verify_lens,
     select_mixed_accept,
+    stage_commit,
     verify_indptr,
-    walk_candidates,
 )
 
-__all__ = ["OPS", "draw_verify_lens"]
+__all__ = ["OPS", "Make", "chain_cases", "draw_paged", "draw_verify_lens", "tokens"]
 
 NUM_STEPS_MAX = 7  # drafts: products of as many multiples of 1/8 are exact
 SURVIVAL_EPS = (1e-6, 1 / 8, 1 / 2, 0.0)
 HIDDEN_SIZES = (1, 5, 1027)
-NUM_CANDIDATES = (4, 8)
-VOCAB_SIZES = (4, 33, 8193)
-TEMPERATURES = (1.0, 0.5, 2.0)
 SPARE_MAX = 4  # requests, and for each node of a chain rows, of a graph that has more than the batch
 NO_SUCH_SLOT = 2**30
 NO_SUCH_LOCATION = -(2**40)
@@ -71,7 +62,8 @@ def _committed(draws: Draws, shape: Sizes) -> Tensor:
     return _none_all_or_any(draws, "committed nodes", 0, ndt, draws.below("any committed nodes", ndt + 1))
 
 
-def _tokens(draws: Draws, what: str, columns: int | None = None) -> Tensor:
+def tokens(draws: Draws, what: str, columns: int | None = None) -> Tensor:
+    """Tokens [n] or [n, columns] int64 that differ."""
     return TOKENS_START + draws.labels(what, columns)
 
 
@@ -83,7 +75,7 @@ def _packed(rows: Tensor, counts: Tensor) -> Tensor:
 Make = Callable[[Draws, dict[str, int]], Tensors]
 
 
-def _cases(make: Make, draw_more: Callable[[Chooser], dict[str, int]] = lambda _chooser: {}) -> Cases:
+def chain_cases(make: Make, draw_more: Callable[[Chooser], dict[str, int]] = lambda _chooser: {}) -> Cases:
     """`make` gives a case's tensors, and completes its sizes."""
 
     def draw_shape(chooser: Chooser) -> dict[str, int]:
@@ -98,7 +90,7 @@ def _cases(make: Make, draw_more: Callable[[Chooser], dict[str, int]] = lambda _
     return Cases(draw_shape, make_from)
 
 
-def _draw_paged(chooser: Chooser) -> dict[str, int]:
+def draw_paged(chooser: Chooser) -> dict[str, int]:
     return {"page_size": pick(chooser, batches.PAGE_SIZES, "page_size")}
 
 
@@ -108,14 +100,6 @@ def _draw_scheduled(chooser: Chooser) -> dict[str, int]:
 
 def _draw_hidden(chooser: Chooser) -> dict[str, int]:
     return {"hidden_size": pick(chooser, HIDDEN_SIZES, "hidden_size")}
-
-
-def _draw_candidates(chooser: Chooser) -> dict[str, int]:
-    return {"num_candidates": pick(chooser, NUM_CANDIDATES, "num_candidates")}
-
-
-def _draw_vocabulary(chooser: Chooser) -> dict[str, int]:
-    return {"vocab_size": pick(chooser, VOCAB_SIZES, "vocab_size")}
 
 
 # How long the chains are
@@ -157,9 +141,9 @@ def _make_window(draws: Draws, sizes: dict[str, int]) -> Tensors:
     rows, table = batches.page_table(draws, seq_lens + lens, sizes["page_size"])
     _with_padding(draws, sizes, lens)
     sizes |= batches.page_table_sizes(table)
-    tokens = _tokens(draws, "token of a node", sizes["num_draft_tokens"])
+    chain = tokens(draws, "token of a node", sizes["num_draft_tokens"])
     given = {"req_pool_indices": rows, "req_to_token": table, "seq_lens": seq_lens, "verify_lens": lens}
-    return {**given, "candidates": tokens}
+    return {**given, "candidates": chain}
 
 
 def _make_scattered(draws: Draws, sizes: dict[str, int]) -> Tensors:
@@ -211,14 +195,14 @@ def _make_locations(draws: Draws, sizes: dict[str, int]) -> Tensors:
 def _predictions(draws: Draws, sizes: dict[str, int]) -> Tensors:
     """Chains of which none, all or any drafts are right, and later ones again behind the first that is not."""
     ndt, num_steps = sizes["num_draft_tokens"], sizes["num_steps"]
-    tokens = _tokens(draws, "token of a node", ndt)
+    chain = tokens(draws, "token of a node", ndt)
     right = _none_all_or_any(draws, "right drafts", 0, num_steps, draws.below("any right drafts", ndt))
-    step = torch.arange(ndt, device=tokens.device)
+    step = torch.arange(ndt, device=chain.device)
     again = draws.below("right again", 2, 1) == 1
-    predicted = tokens.roll(-1, dims=1)
+    predicted = chain.roll(-1, dims=1)
     is_right = (step < right[:, None]) | (again & (step > right[:, None]))
     is_right[:, -1] = False
-    return {"candidates": tokens, "target_predict": torch.where(is_right, predicted, predicted + 2**20)}
+    return {"candidates": chain, "target_predict": torch.where(is_right, predicted, predicted + 2**20)}
 
 
 def _make_accepted(draws: Draws, sizes: dict[str, int]) -> Tensors:
@@ -237,7 +221,7 @@ def _make_mixed(draws: Draws, sizes: dict[str, int]) -> Tensors:
     made: Tensors = {"is_greedy": draws.below("greedy", 2) == 1}
     for kind in ("greedy", "sampling"):
         made[f"{kind}_len"] = draws.below(f"{kind}: accepted", ndt).to(torch.int32)
-        made[f"{kind}_bonus"] = _tokens(draws, f"{kind}: bonus")
+        made[f"{kind}_bonus"] = tokens(draws, f"{kind}: bonus")
         made[f"{kind}_trim"] = draws.below(f"{kind}: cut", ndt).to(torch.int32)
     return made
 
@@ -253,99 +237,45 @@ def _make_lens(draws: Draws, sizes: dict[str, int]) -> Tensors:
 
 
 def _make_outs(draws: Draws, sizes: dict[str, int]) -> Tensors:
-    drafts = _tokens(draws, "draft", sizes["num_steps"])
-    return {"draft_tokens": drafts, "correct_len": _accepted(draws, sizes), "bonus": _tokens(draws, "bonus")}
+    drafts = tokens(draws, "draft", sizes["num_steps"])
+    return {"draft_tokens": drafts, "correct_len": _accepted(draws, sizes), "bonus": tokens(draws, "bonus")}
 
 
 def _make_committed(draws: Draws, sizes: dict[str, int]) -> Tensors:
     return {**_predictions(draws, sizes), "prefix_lens": batches.seq_lens(draws, "prefix_lens", 64)}
 
 
-# Drafts
+# What is kept
 
 
-def _make_block(draws: Draws, sizes: dict[str, int]) -> Tensors:
-    """Of some requests the block goes beyond the table."""
-    prefix = batches.seq_lens(draws, "prefix_lens", sizes["page_size"])
-    ends = prefix + draws.below("nodes in the table", sizes["num_draft_tokens"] + 1)
-    rows, table = batches.page_table(draws, ends, sizes["page_size"])
-    sizes |= {**batches.page_table_sizes(table), "mask_token_id": TOKENS_START - 1}
-    given = {"bonus_tokens": _tokens(draws, "bonus"), "prefix_lens": prefix}
-    return {**given, "req_pool_indices": rows, "req_to_token": table}
-
-
-def _make_walk(draws: Draws, sizes: dict[str, int]) -> Tensors:
-    n, num_steps, k = draws.count, sizes["num_steps"], sizes["num_candidates"]
-    probs = draw_rows(draws, "selector", TARGET_ROWS, num_steps * k, k).view(n, num_steps, k, k)
-    temperature = torch.tensor(TEMPERATURES, device=draws.device)[draws.below("temperature", len(TEMPERATURES))]
-    is_greedy = draws.below("greedy", 2) == 1
-    scores = (probs.log() * temperature[:, None, None, None]).to(torch.float32)
-    nan_at = draws.below("score that is NaN", 3 * k, num_steps)[:, :, None, None]
-    is_nan = is_greedy[:, None, None, None] & (nan_at == torch.arange(k, device=draws.device))
+def _make_staged(draws: Draws, sizes: dict[str, int]) -> Tensors:
+    lens, ndt = _committed(draws, sizes), sizes["num_draft_tokens"]
+    n = draws.count
+    more = draws.common("room for more", SPARE_MAX)
+    sizes |= {"num_chains": n, "max_bs": n + more, "num_packed": n * ndt, "max_packed": (n + more) * ndt}
+    old = torch.arange(sizes["max_packed"], device=draws.device)
     return {
-        "candidate_ids": _tokens(draws, "candidate", num_steps * k).view(n, num_steps, k),
-        "scores": torch.where(is_nan, float("nan"), scores),
-        "uniforms": (2 * draws.below("uniform draw", 64, num_steps) + 1).to(torch.float32) / 128,
-        "temperatures": temperature,
-        "is_greedy": is_greedy,
+        "cache_loc_dst": -1 - old,
+        "positions_dst": -1 - 2 * old,
+        "commit_lens_dst": torch.full((n + more,), -7, dtype=torch.int32, device=draws.device),
+        "cache_loc": tokens(draws, "slot", ndt).flatten(),
+        "positions": tokens(draws, "position", ndt).flatten(),
+        "commit_lens": lens.to(torch.int32),
     }
-
-
-def _logits(draws: Draws, vocab_size: int) -> Tensor:
-    """Rows [n, V] that rise in steps of whole numbers and start again; of some every token, or every few, is NaN."""
-    first, by = draws.below("level of token 0", 61, 1), 1 + draws.below("levels, from token to token", 60, 1)
-    token = torch.arange(vocab_size, device=draws.device)
-    every = draws.below("distance of NaN", 5, 1)
-    is_nan = (every > 0) & (token % every.clamp(min=1) == 0)
-    return torch.where(is_nan, float("nan"), ((first + by * token) % 61 - 30).to(torch.float32))
-
-
-def _make_topk1(draws: Draws, sizes: dict[str, int]) -> Tensors:
-    vocab_size, num_steps = sizes["vocab_size"], sizes["num_steps"]
-    sizes["step"] = draws.common("step", num_steps)
-    return {
-        "logits": _logits(draws, vocab_size),
-        "positions": batches.seq_lens(draws, "positions", 64),
-        "draft_tokens": _tokens(draws, "old draft", num_steps),
-    }
-
-
-def _make_markov(draws: Draws, sizes: dict[str, int]) -> Tensors:
-    """Small whole numbers, whose products and sums are exact; a token's weights go by its number."""
-    vocab_size, rank = sizes["vocab_size"], sizes["rank"]
-    token, column = torch.arange(vocab_size, device=draws.device), torch.arange(rank, device=draws.device)
-    weights = (token[:, None] * (column + 1) + column) % 7 - 3
-    return {
-        "base_logits": _logits(draws, vocab_size),
-        "prev_embeds": (draws.below("embedding", 9, rank) - 4).to(torch.float32),
-        "w2_weight": weights.to(torch.float32),
-    }
-
-
-def _draw_markov(chooser: Chooser) -> dict[str, int]:
-    return {"vocab_size": pick(chooser, (4, 33, 300), "vocab_size"), "rank": pick(chooser, (1, 3, 40), "rank")}
 
 
 OPS: tuple[Op, ...] = (
-    operation(schedule_verify_lens, "ragged_verify", _cases(_make_scheduled, _draw_scheduled)),
-    operation(pad_verify_lens, "ragged_verify", _cases(_make_padded)),
-    operation(verify_indptr, "ragged_verify", _cases(_make_indptr)),
-    operation(ragged_verify_window, "ragged_verify", _cases(_make_window, _draw_paged)),
-    operation(scatter_compact_to_strided, "ragged_verify", _cases(_make_scattered, _draw_hidden)),
-    operation(accept_chain_greedy, "ragged_verify", _cases(_make_accepted, _draw_cut)),
-    operation(select_mixed_accept, "ragged_verify", _cases(_make_mixed)),
-    operation(finalize_accept_lens, "ragged_verify", _cases(_make_lens)),
-    operation(build_out_tokens, "ragged_verify", _cases(_make_outs)),
-    operation(commit_chain_greedy, "ragged_verify", _cases(_make_committed)),
-    operation(commit_inject_layout, "ragged_verify", _cases(_make_injected, _draw_paged)),
-    operation(committed_swa_locations, "ragged_verify", _cases(_make_locations, _draw_paged)),
-    operation(prepare_draft_block, "ragged_verify", _cases(_make_block, _draw_paged)),
-    operation(
-        walk_candidates,
-        "ragged_verify",
-        _cases(_make_walk, _draw_candidates),
-        tolerance={"q": SOFTMAX_TOLERANCE},
-    ),
-    operation(markov_greedy_step, "ragged_verify", _cases(_make_markov, _draw_markov)),
-    operation(draft_topk1, "ragged_verify", _cases(_make_topk1, _draw_vocabulary)),
+    operation(schedule_verify_lens, "ragged_verify", chain_cases(_make_scheduled, _draw_scheduled)),
+    operation(pad_verify_lens, "ragged_verify", chain_cases(_make_padded)),
+    operation(verify_indptr, "ragged_verify", chain_cases(_make_indptr)),
+    operation(ragged_verify_window, "ragged_verify", chain_cases(_make_window, draw_paged)),
+    operation(scatter_compact_to_strided, "ragged_verify", chain_cases(_make_scattered, _draw_hidden)),
+    operation(accept_chain_greedy, "ragged_verify", chain_cases(_make_accepted, _draw_cut)),
+    operation(select_mixed_accept, "ragged_verify", chain_cases(_make_mixed)),
+    operation(finalize_accept_lens, "ragged_verify", chain_cases(_make_lens)),
+    operation(build_out_tokens, "ragged_verify", chain_cases(_make_outs)),
+    operation(commit_chain_greedy, "ragged_verify", chain_cases(_make_committed)),
+    operation(commit_inject_layout, "ragged_verify", chain_cases(_make_injected, draw_paged)),
+    operation(committed_swa_locations, "ragged_verify", chain_cases(_make_locations, draw_paged)),
+    operation(stage_commit, "ragged_verify", chain_cases(_make_staged)),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specsim.contracts import (
     accepted,
+    block_drafts,
     cache_locs,
     draft_inputs,
     drafting,
@@ -24,13 +25,22 @@ from specsim.contracts.contract import Implementation, Op
 
 _FAMILIES = (
     *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
-    *(verify_logits, verify_logits_sampled, frequencies, ragged_drafts, ragged_verify, draft_inputs, step_inputs),
+    *(
+        verify_logits,
+        verify_logits_sampled,
+        frequencies,
+        ragged_drafts,
+        ragged_verify,
+        block_drafts,
+        draft_inputs,
+        step_inputs,
+    ),
 )
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
 # Samplers with random numbers of their own, layouts of other engines, and what is a few lines of PyTorch. Every other
 # operation has a kernel of ours.
-_WITHOUT = (frequencies, ragged_drafts, ragged_verify, draft_inputs, step_inputs)
+_WITHOUT = (frequencies, ragged_drafts, ragged_verify, block_drafts, draft_inputs, step_inputs)
 WITHOUT_A_KERNEL = frozenset(op.name for family in _WITHOUT for op in family.OPS)
 
 # The reference as a provider: `specsim check specsim.contracts.registry:REFERENCE`.

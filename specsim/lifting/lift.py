@@ -225,13 +225,14 @@ class Lifter:
         return self._parsed[path]
 
     def lift(self, path: str, name: str) -> LiftedFunction:
-        """Lift the module-level function `name` of the file `path`."""
+        """Lift the module-level function, or class or static method `Class.method`, `name` of the file `path`."""
         module = self.module(path)
         definition = find_function(module, name)
-        namespace = self.namespace(path, frozenset({name}))
+        owner, _, method = name.partition(".")
+        value = self.namespace(path, frozenset({owner}))[owner]
         return LiftedFunction(
             name=name,
-            value=namespace[name],
+            value=getattr(value, method) if method else value,
             where=f"{path}:{definition.lineno}",
             parameters=parameter_names(definition),
             body_hash=body_hash(definition),
@@ -356,8 +357,10 @@ class Lifter:
         import torch
         import triton
         import triton.language as tl
+        from triton.language.extra import libdevice
 
-        given: dict[str, Any] = {"torch": torch, "triton": triton, "tl": tl, **self._shims}
+        triton_names = {"triton": triton, "tl": tl, "libdevice": libdevice}
+        given: dict[str, Any] = {"torch": torch, **triton_names, **self._shims}
         kept, outside = _closure(module, wanted, set(given))
         for name in sorted(outside):
             given[name] = self._import(module, name, (*trail, module.path))
@@ -408,7 +411,10 @@ class Lifter:
                 return lift(place.path, imported, (*trail, user))
             return self._follow(place[0], *place[1:], (*trail, user), lift)
         if root in _SAFE_ROOTS or root in sys.stdlib_module_names:
-            target = __import__(origin, fromlist=[imported] if imported else [])
+            try:
+                target = __import__(origin, fromlist=[imported] if imported else [])
+            except ImportError as error:
+                raise DriftError(f"cannot be lifted: {user} needs {origin}: {error}") from error
             return getattr(target, imported) if imported else sys.modules[origin]
         raise DriftError(f"cannot be lifted: {user} needs {origin}, which specsim does not import")
 

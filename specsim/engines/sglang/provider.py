@@ -78,7 +78,7 @@ def lift_first(lifter: Lifter, known: tuple[Place, ...], parameters: tuple[str, 
     not `parameters`.
     """
     for path, name in known:
-        if lifter.source.exists(path) and name in lifter.module(path).definitions:
+        if lifter.source.exists(path) and name.partition(".")[0] in lifter.module(path).definitions:
             lifted = lifter.lift(path, name)
             if lifted.parameters[: len(parameters)] != parameters:
                 raise _changed(lifted, name)

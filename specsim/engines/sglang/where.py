@@ -59,6 +59,7 @@ _BITMASK = ("kernels/ops/grammar/bitmask_ops.py", "srt/constrained/triton_ops/bi
 _CACHE_LOCS = ("kernels/ops/speculative/cache_locs.py", "srt/speculative/triton_ops/cache_locs.py", _SPEC_UTILS)
 _COMMON = ("kernels/ops/memory/common.py", "srt/mem_cache/triton_ops/common.py", _OLD_COMMON)
 _DSPARK_ACCEPT = "kernels/ops/speculative/dspark/dspark_accept.py"
+_DSPARK_ATTENTION = "kernels/ops/speculative/dspark/dspark_attn_metadata.py"
 _DSPARK_WINDOW = "kernels/ops/speculative/dspark/dspark_verify_window.py"
 _DFLASH = "kernels/ops/speculative/dflash.py"
 _EAGLE = (_EAGLE_KERNELS, "srt/speculative/triton_ops/eagle.py", _EAGLE_INFO_V2)
@@ -70,6 +71,7 @@ _MULTI_LAYER = (
 )
 _RAGGED_VERIFY = "kernels/ops/speculative/ragged_verify_kernels.py"
 _REJECTION = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
+_UNO = ("kernels/ops/speculative/uno_tree.py", "srt/speculative/uno_tree.py")
 _ROWS = (_CACHE_LOCS[0], _ALLOCATION, *_CACHE_LOCS[1:], _EAGLE_INFO_V2)
 
 
@@ -126,7 +128,11 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
         (_EAGLE_INFO_V2, "EagleVerifyInputV2Mixin.prepare_for_v2_verify"),
     ),
     # Passes of the draft model.
+    "build_block_seq_lens_causal_triton": (_DSPARK_ATTENTION,),
+    "build_dspark_swa_page_indices_triton": (_DSPARK_ATTENTION,),
+    "compute_dspark_window_gather_triton": (_DSPARK_ATTENTION,),
     "compute_widened_draft_extend_locs_positions_triton": _MULTI_LAYER,
+    "fill_draft_extend_prepare_buffers_triton": _MULTI_LAYER,
     "generate_draft_decode_window_kv_indices": _CACHE_LOCS,
     "prepare_draft_extend_inputs": (_EAGLE_KERNELS,),
     "prepare_draft_extend_layout": (_EAGLE_KERNELS,),
@@ -233,6 +239,8 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
         ),
     ),
     # Chains that are cut, and block drafters.
+    "_build_candidate_log_probs": _UNO,
+    "_build_tree_kernel": _UNO,
     "_compute_dflash_accept_bonus_triton_unchecked": (_DFLASH,),
     "_prepare_dflash_draft_block_unchecked": (_DFLASH,),
     "accept_greedy_triton": (_DSPARK_ACCEPT,),
@@ -246,6 +254,9 @@ PLACES: Mapping[str, tuple[str | Place, ...]] = {
     "finalize_accept_lens_triton": (_DSPARK_ACCEPT,),
     "gather_two_level_bonus_triton": (_DSPARK_ACCEPT,),
     "pad_verify_lens_to_bucket_triton": (_RAGGED_VERIFY,),
+    "lilicorr_topk_lse": ("kernels/ops/speculative/lilicorr.py",),
+    "stage_commit": ("kernels/ops/speculative/dspark/stage_commit.py",),
+    "MarkovSampleStep": ("kernels/ops/speculative/dspark/markov_sample.py",),
     "markov_greedy_step_triton": ("kernels/ops/speculative/dspark/dspark_draft_model.py",),
     "scatter_compact_to_strided_triton": (_DSPARK_WINDOW,),
     "schedule_verify_lens_topk_triton": ("kernels/ops/speculative/dspark/dspark_schedule.py",),

@@ -68,6 +68,9 @@ LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "commit_chain_greedy": (("candidates", "target_predict"), ("bonus", "out_tokens")),
     "commit_inject_layout": (("full_to_swa_mapping",), ("swa_loc",)),
     "committed_swa_locations": (("full_to_swa_mapping",), ("swa_loc",)),
+    "stage_commit": (("cache_loc", "cache_loc_dst"), ("cache_loc_dst",)),
+    "draft_swa_page_indices": (("full_to_swa_mapping",), ("swa_page_indices",)),
+    "prepare_draft_block": (("req_to_token",), ("cache_loc",)),
     "walk_candidates": (("candidate_ids",), ("tokens",)),
     "prepare_prefill_inputs": (
         ("input_ids", "next_prefill_tokens", "all_token_ids"),

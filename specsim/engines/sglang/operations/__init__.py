@@ -9,6 +9,7 @@ workers (0.5.11).
 from specsim.engines.sglang.operations import (
     accepted,
     alloc,
+    block_drafts,
     cache_locs,
     draft_inputs,
     finalisation,
@@ -31,6 +32,7 @@ KERNELS: tuple[KernelNames, ...] = (
     *(kernel for family in _FAMILIES for kernel in family.KERNELS),
     *logits.KERNELS,
     *draft_inputs.KERNELS,
+    *block_drafts.KERNELS,
     *ragged_verify.KERNELS,
 )
 CALLERS: tuple[CallerNames, ...] = tuple(caller for family in _FAMILIES for caller in family.CALLERS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.engines.sglang.operations.names import (
     KernelLaunch,
@@ -63,6 +65,61 @@ def _launch_window(sizes: Sizes, t: Tensors) -> KernelLaunch:
     )
 
 
+def _launch_block_lens(sizes: Sizes, t: Tensors) -> KernelLaunch:
+    lens = t["seq_lens"]
+    return host_call(seq_lens=lens, block_size=sizes["num_draft_tokens"], device=lens.device, returned=as_is)
+
+
+def _launch_gather(sizes: Sizes, t: Tensors) -> KernelLaunch:
+    """Its lengths are those of each token of the blocks."""
+    ndt, prefix = sizes["num_draft_tokens"], t["prefix_lens"]
+    step = torch.arange(1, ndt + 1, device=prefix.device)
+    more = {"valid_from": t["valid_from"]} if sizes["has_valid_from"] else {}
+    return host_call(
+        seq_lens_casual=(prefix[:, None] + step).flatten().to(torch.int32),
+        req_pool_indices_repeated=t["req_pool_indices"].repeat_interleave(ndt),
+        block_size=ndt,
+        swa_window=sizes["window"],
+        **more,
+        returned=lambda found: (found.context_lens, found.offsets, found.invalid),
+    )
+
+
+def _launch_page_indices(sizes: Sizes, t: Tensors) -> KernelLaunch:
+    return host_call(
+        req_to_token=t["req_to_token"],
+        full_to_swa_mapping=t["full_to_swa_mapping"],
+        req_pool_indices_per_request=t["req_pool_indices"],
+        offsets=t["offsets"],
+        out_loc=t["out_loc"],
+        context_lens=t["context_lens"],
+        block_size=sizes["num_draft_tokens"],
+        swa_window=sizes["window"],
+        page_index_aligned_size=sizes["alignment"],
+        returned=as_is,
+    )
+
+
+def _launch_buffers(sizes: Sizes, t: Tensors) -> KernelLaunch:
+    buffers = "seq_lens_dst req_pool_indices_dst num_correct_dst accept_lens_dst select_index_dst temperatures_dst"
+    sources = "seq_lens req_pool_indices num_correct accept_lens temperatures"
+    return host_call(
+        *named(t, "input_ids_dst positions_dst cache_loc_dst input_ids positions cache_loc"),
+        *named(t, f"{buffers} {sources} hidden_dst hidden rank_tokens_dst rank_logprob_tokens_dst"),
+        sizes["bs"],
+        sizes["padded_bs"],
+        sizes["front"] + sizes["num_draft_tokens"],
+        sizes["front"],
+        sizes["fill_value"],
+    )
+
+
+_GATHER = words("seq_lens_casual req_pool_indices_repeated block_size swa_window")
+_PAGE_INDICES = words(
+    "req_to_token full_to_swa_mapping req_pool_indices_per_request offsets out_loc context_lens block_size swa_window "
+    "page_index_aligned_size"
+)
+
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "prepare_draft_extend_inputs",
@@ -118,6 +175,51 @@ KERNELS: tuple[KernelNames, ...] = (
         ),
         _launch_window,
         cost=10,
+        reach=by_option,
+    ),
+    KernelNames(
+        "fill_draft_extend_buffers",
+        places("fill_draft_extend_prepare_buffers_triton"),
+        (
+            words(
+                "input_ids positions out_cache_loc src_input_ids src_positions src_out_cache_loc seq_lens "
+                "req_pool_indices num_correct_drafts num_accept_tokens select_index temperatures src_seq_lens "
+                "src_req_pool_indices src_num_correct_drafts src_num_accept_tokens src_temperatures hidden_states "
+                "src_hidden_states global_num_tokens global_num_tokens_for_logprob raw_bs bs num_tokens_per_bs "
+                "num_front_tokens seq_len_fill_value"
+            ),
+        ),
+        _launch_buffers,
+        reach=by_option,
+    ),
+    KernelNames(
+        "block_seq_lens_causal",
+        places("build_block_seq_lens_causal_triton"),
+        (words("seq_lens block_size device"),),
+        _launch_block_lens,
+        reach=by_option,
+    ),
+    KernelNames(
+        "draft_window_gather",
+        places("compute_dspark_window_gather_triton"),
+        (_GATHER, (*_GATHER, "valid_from")),
+        _launch_gather,
+        accepts=lambda sizes: not sizes["has_valid_from"],
+        reach=by_option,
+    ),
+    KernelNames(
+        "draft_window_gather",
+        places("compute_dspark_window_gather_triton"),
+        ((*_GATHER, "valid_from"),),
+        _launch_gather,
+        variant="valid from",
+        reach=by_option,
+    ),
+    KernelNames(
+        "draft_swa_page_indices",
+        places("build_dspark_swa_page_indices_triton"),
+        (_PAGE_INDICES,),
+        _launch_page_indices,
         reach=by_option,
     ),
 )

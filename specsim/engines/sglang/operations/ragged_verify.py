@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
@@ -18,7 +19,6 @@ from specsim.engines.sglang.operations.names import (
     by_option,
     host_call,
     named,
-    overlap_worker,
     words,
 )
 from specsim.engines.sglang.operations.trees import OnGpu
@@ -172,10 +172,6 @@ def _launch_tail(sizes: Sizes, t: Tensors) -> KernelLaunch:
     return KernelLaunch((), options=options)
 
 
-def _launch_softmax(_sizes: Sizes, t: Tensors) -> KernelLaunch:
-    return host_call(logits=t["logits"], temperatures=t["temperature"], rows_per_request=1, returned=as_is)
-
-
 # Where it is kept
 
 
@@ -195,26 +191,12 @@ def _launch_locations(sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*given, sizes["num_draft_tokens"], returned=as_is)
 
 
-# Drafts
-
-
-def _launch_block(sizes: Sizes, t: Tensors) -> KernelLaunch:
-    given = named(t, "bonus_tokens prefix_lens req_pool_indices req_to_token block_ids positions cache_loc")
-    return host_call(*given, sizes["mask_token_id"])
-
-
-def _launch_walk(_sizes: Sizes, t: Tensors) -> KernelLaunch:
-    names = ("candidate_ids", "scores", "uniforms", "temperatures")
-    return host_call(**{name: t[name] for name in names}, greedy_mask=t["is_greedy"], returned=as_is)
-
-
-def _launch_markov(_sizes: Sizes, t: Tensors) -> KernelLaunch:
-    return host_call(**{name: t[name] for name in ("base_logits", "prev_embeds", "w2_weight")}, returned=as_is)
-
-
-def _launch_topk1(sizes: Sizes, t: Tensors) -> KernelLaunch:
-    given = named(t, "logits positions draft_tokens")
-    return host_call(*given, sizes["step"], returned=as_is)
+def _launch_stage(sizes: Sizes, t: Tensors) -> KernelLaunch:
+    names = ("cache_loc_dst", "positions_dst", "commit_lens_dst", "cache_loc", "positions", "commit_lens")
+    options: dict[str, Any] = {name: t[name] for name in names}
+    return KernelLaunch(
+        (), options={**options, "state_slot": None, "state_slot_dst": None, "rows": sizes["num_packed"]}
+    )
 
 
 # A sampler with random numbers of its own
@@ -222,12 +204,27 @@ def _launch_topk1(sizes: Sizes, t: Tensors) -> KernelLaunch:
 
 def _counting(function: Any) -> Any:
     """Counts what the release's function emits, with smaller blocks. Raises DriftError where it has no such blocks."""
+    return partial(_count, with_values(function, BLOCKS))
+
+
+def with_values(function: FunctionType, values: Mapping[str, int], calls: str = "") -> FunctionType:
+    """The function with other values of names of its module, which the function `calls` of that module gets too.
+
+    Raises DriftError where the module has no such names.
+    """
     known = function.__globals__
-    if missing := BLOCKS.keys() - known.keys():
+    if missing := {*values, *calls.split()} - known.keys():
         raise DriftError(f"changed: {function.__name__} has no {' and '.join(sorted(missing))}")
-    made = FunctionType(function.__code__, {**known, **BLOCKS}, function.__name__, function.__defaults__)
+    known = {**known, **values}
+    if calls:
+        known[calls] = _within(known[calls], known)
+    return _within(function, known)
+
+
+def _within(function: FunctionType, known: dict[str, Any]) -> FunctionType:
+    made = FunctionType(function.__code__, known, function.__name__, function.__defaults__)
     made.__kwdefaults__ = function.__kwdefaults__
-    return partial(_count, made)
+    return made
 
 
 def _count(
@@ -273,12 +270,13 @@ def _launch_counting(sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*given, *(sizes[name] for name in ("has_draft_probs", "seed", "draws")), returned=tuple)
 
 
-def _few_draws(sizes: Sizes) -> bool:
+def few_draws(sizes: Sizes) -> bool:
     """More would take a minute in the interpreter."""
     return sizes["draws"] <= ROWS_MAX
 
 
-def _kernel(op: str, function: str, signatures: str | tuple[str, ...], launch: Any, **more: Any) -> KernelNames:
+def option_kernel(op: str, function: str, signatures: str | tuple[str, ...], launch: Any, **more: Any) -> KernelNames:
+    """What servers reach with an option, by the words of its parameters."""
     known = (signatures,) if isinstance(signatures, str) else signatures
     return KernelNames(op, places(function), tuple(map(words, known)), launch, **{"reach": by_option, **more})
 
@@ -289,104 +287,82 @@ _TAIL = (
     "candidates target_predict seq_lens verify_lens gate correct_len_out bonus_out cap_trim_lens_out commit_lens_out "
     "new_seq_lens_out out_tokens_out simulated_correct_len bonus_in bonus_parts gated_commit_lens_out"
 )
-_BLOCKWISE = _kernel(
+_BLOCKWISE = option_kernel(
     "chain_frequencies",
     "blockwise_rejection_triton",
     "candidates target_logits draft_logits target_temperatures draft_temperatures noise cutoff_verify_lens",
     _launch_counting,
-    accepts=_few_draws,
+    accepts=few_draws,
     prepare=_counting,
     cost=30,
 )
 
 KERNELS: tuple[KernelNames, ...] = (
-    _kernel("schedule_verify_lens", "schedule_verify_lens_topk_triton", "confidence budget cfg", _launch_schedule),
-    _kernel(
+    option_kernel(
+        "schedule_verify_lens", "schedule_verify_lens_topk_triton", "confidence budget cfg", _launch_schedule
+    ),
+    option_kernel(
         "pad_verify_lens",
         "pad_verify_lens_to_bucket_triton",
         "verify_lens graph_num_tokens bs padded_bs",
         _launch_padding,
     ),
-    _kernel("verify_indptr", "build_qo_indptr_triton", "verify_lens", _launch_indptr),
-    _kernel("ragged_verify_window", "build_ragged_verify_window_triton", _WINDOW, _launch_window),
-    _kernel(
+    option_kernel("verify_indptr", "build_qo_indptr_triton", "verify_lens", _launch_indptr),
+    option_kernel("ragged_verify_window", "build_ragged_verify_window_triton", _WINDOW, _launch_window),
+    option_kernel(
         "scatter_compact_to_strided",
         "scatter_compact_to_strided_triton",
         "compact layout fill_value verify_num_draft_tokens",
         _launch_scatter,
     ),
-    _kernel("accept_chain_greedy", "accept_greedy_triton", (_GREEDY, f"{_GREEDY} fused_argmax"), _launch_greedy),
-    _kernel(
+    option_kernel("accept_chain_greedy", "accept_greedy_triton", (_GREEDY, f"{_GREEDY} fused_argmax"), _launch_greedy),
+    option_kernel(
         "select_mixed_accept",
         "select_mixed_accept_triton",
         "greedy_mask greedy_len greedy_bonus greedy_trim sampling_len sampling_bonus sampling_trim",
         _launch_mixed,
     ),
-    _kernel(
+    option_kernel(
         "fill_bonus_tokens",
         "gather_two_level_bonus_triton",
         "accept_index predicts correct_len",
         _launch_two_level,
         variant="two level",
     ),
-    _kernel(
+    option_kernel(
         "finalize_accept_lens", "finalize_accept_lens_triton", "correct_len cap_trim_lens prefix_lens", _launch_lens
     ),
-    _kernel(
+    option_kernel(
         "build_out_tokens",
         "build_out_tokens_triton",
         "draft_tokens correct_len bonus verify_num_draft_tokens gamma",
         _launch_out_tokens,
     ),
-    _kernel(
+    option_kernel(
         "commit_chain_greedy",
         "_compute_dflash_accept_bonus_triton_unchecked",
         "candidates target_top1 accept_lens_out commit_lens_out bonus_ids_out out_tokens_out prefix_lens "
         "new_seq_lens_out",
         _launch_accept_bonus,
     ),
-    _kernel("commit_chain_greedy", "static_accept_tail", _TAIL, _launch_tail, variant="static"),
-    _kernel(
-        "temperature_softmax",
-        "softmax_temp_triton",
-        "logits temperatures rows_per_request",
-        _launch_softmax,
-        variant="dspark",
-    ),
-    _kernel(
+    option_kernel("commit_chain_greedy", "static_accept_tail", _TAIL, _launch_tail, variant="static"),
+    option_kernel(
         "commit_inject_layout",
         "build_commit_inject_layout_triton",
         "req_pool_indices req_to_token prefix_lens block_pos_offsets full_to_swa_mapping commit_lens stride",
         _launch_inject,
     ),
-    _kernel(
+    option_kernel(
         "committed_swa_locations",
         "committed_swa_locations",
         "cache_loc full_to_swa_mapping commit_lens width",
         _launch_locations,
     ),
-    _kernel(
-        "prepare_draft_block",
-        "_prepare_dflash_draft_block_unchecked",
-        "bonus_tokens prefix_lens req_pool_indices req_to_token block_ids_out positions_out cache_loc_out "
-        "mask_token_id",
-        _launch_block,
-    ),
-    _kernel(
-        "walk_candidates",
-        "selector_walk_triton",
-        "candidate_ids scores uniforms temperatures greedy_mask",
-        _launch_walk,
-    ),
-    _kernel(
-        "markov_greedy_step", "markov_greedy_step_triton", "base_logits prev_embeds w2_weight", _launch_markov, cost=5
-    ),
-    _kernel(
-        "draft_topk1",
-        "draft_topk1_postprocess",
-        "next_token_logits positions draft_tokens draft_token_column",
-        _launch_topk1,
-        reach=overlap_worker,
+    option_kernel(
+        "stage_commit",
+        "stage_commit",
+        "cache_loc_dst positions_dst commit_lens_dst state_slot_dst cache_loc positions commit_lens state_slot rows",
+        _launch_stage,
     ),
     _BLOCKWISE,
     replace(_BLOCKWISE, op="cut_chain_frequencies"),
