@@ -401,16 +401,12 @@ def fill_draft_extend_buffers(
     if validation.enabled():
         validation.require_scalar("padded_bs", padded_bs, bs, len(seq_lens_dst))
         validation.require_scalar("num_window", rows, 0, len(input_ids_dst))
-    for dst, source, padding in (
-        (input_ids_dst, input_ids, 0),
-        (positions_dst, positions, 0),
-        (cache_loc_dst, cache_loc, 0),
-        (seq_lens_dst, seq_lens, fill_value),
-        (accept_lens_dst[:padded_bs], accept_lens, -1),
-        (temperatures_dst[:padded_bs], temperatures, 1),
-    ):
-        dst[: len(source)] = source
-        dst[len(source) :] = padding
+    _fill(input_ids_dst, input_ids, 0)
+    _fill(positions_dst, positions, 0)
+    _fill(cache_loc_dst, cache_loc, 0)
+    _fill(seq_lens_dst, seq_lens, fill_value)
+    _fill(accept_lens_dst[:padded_bs], accept_lens, -1)
+    _fill(temperatures_dst[:padded_bs], temperatures, 1)
     hidden_dst[:rows] = hidden
     req_pool_indices_dst[:bs] = req_pool_indices
     num_correct_dst[:bs] = num_correct
@@ -418,3 +414,9 @@ def fill_draft_extend_buffers(
     select_index_dst[:padded_bs] = window + front + num_correct_dst[:padded_bs]
     rank_tokens_dst.fill_(padded_bs * (front + num_draft_tokens))
     rank_logprob_tokens_dst.fill_(padded_bs * (front + num_draft_tokens))
+
+
+def _fill(buffer: Tensor, values: Tensor, padding: int) -> None:
+    """Write the values to the front of a buffer, and the padding behind them."""
+    buffer[: len(values)] = values
+    buffer[len(values) :] = padding
