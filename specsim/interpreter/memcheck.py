@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from specsim.interpreter.lockstep.watch import Watch
 
 
+WARP = 32
+"""Lanes of a block that run together at least, on an NVIDIA GPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class StrayAccess:
     """A lane outside of the tensor that its pointer was made from. `index` is the element relative to its start."""
@@ -55,6 +59,7 @@ class MemoryLog:
     kernel         the last one that was launched
     races          by kernel of which two programs race, what the first race of it is: another order may show something
                    else
+    warp_races     by kernel of which lanes of two warps race, likewise
     undefined      what an undefined lane decided: "a branch (line 12)"
     watch          what is known of memory, and so what the function left undefined; None where nothing is followed
     """
@@ -64,6 +69,7 @@ class MemoryLog:
     without_other: set[int] = field(default_factory=set)
     kernel: str = ""
     races: dict[str, str] = field(default_factory=dict)
+    warp_races: dict[str, str] = field(default_factory=dict)
     undefined: set[str] = field(default_factory=set)
     watch: Watch | None = None
     _seen: set[tuple[str, str, str]] = field(default_factory=set)
@@ -92,7 +98,7 @@ def memcheck(
     backwards  programs are in reverse, so that of several that write at once the first one's value stays
     apart      each lane that is masked off holds a value of its own, another one in each load
     in_turn    programs run one after the other, unless one may wait for another
-    follows    races of programs and what nothing defines are looked for
+    follows    races of programs and of the warps of one, and what nothing defines, are looked for
     unwritten  tensors that hold nothing yet
 
     A launch of what the interpreter does not have raises UnsupportedError.
@@ -100,7 +106,7 @@ def memcheck(
     from specsim.interpreter.lockstep.launch import lockstep
     from specsim.interpreter.lockstep.watch import Watch
 
-    watch = Watch(within=False) if follows else None
+    watch = Watch(warp=WARP) if follows else None
     if watch is not None:
         for tensor in unwritten:
             watch.nobody_wrote(tensor.data_ptr(), span_bytes(tensor))
@@ -139,10 +145,12 @@ def _checks(log: MemoryLog, poison: int, numbers: Any, *, lanes: bool) -> Checks
             log.undefined.add(f"{what} (line {source_line().rpartition(':')[2]})")
 
         def race(self, kind: str, *, between: bool, line: str, element: str = "") -> None:
+            place, at = f"for {element} " if element else "", f"{log.kernel} (line {line.rpartition(':')[2]})"
             if between:
-                place = f"for {element} " if element else ""
-                text = f"a {kind} race {place}of two programs of {log.kernel} (line {line.rpartition(':')[2]})"
-                log.races.setdefault(log.kernel, text)
+                log.races.setdefault(log.kernel, f"a {kind} race {place}of two programs of {at}")
+            else:
+                text = f"a {kind} race {place}of two warps, no barrier between, of a program of {at}"
+                log.warp_races.setdefault(log.kernel, text)
 
     return Logged()
 

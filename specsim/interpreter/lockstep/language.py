@@ -291,6 +291,7 @@ def _flat(value: Any, axis: int | None) -> tuple[Tensor, int]:
 def _reduced(
     value: Any, axis: int | None, keep_dims: bool, compute: Callable[[Any, int], Any], dtype: Any = None
 ) -> Tensor:
+    machine().memory.meet()
     given = to_tensor(value)
     value, at = _flat(given, axis)
     held = numpy_of(dtype or value.dtype)
@@ -398,6 +399,7 @@ def cumprod(input: Any, axis: int = 0, reverse: bool = False) -> Tensor:
 
 
 def _scanned(value: Tensor, axis: int, reverse: bool, compute: Callable[[Any, int], Any]) -> Tensor:
+    machine().memory.meet()
     at = _axis(axis, len(value.shape))
 
     def scan(data: Any, of: Callable[[Any, int], Any]) -> Any:
@@ -414,6 +416,7 @@ def _scanned(value: Tensor, axis: int, reverse: bool, compute: Callable[[Any, in
 
 def reduce(input: Any, axis: int | None, combine_fn: Any, keep_dims: bool = False) -> Any:
     """Elements are combined one after the other, from the first."""
+    machine().memory.meet()
     values = list(input) if isinstance(input, tuple) else [input]
     flat = [_flat(value, axis) for value in values]
     at = flat[0][1]
@@ -430,6 +433,7 @@ def reduce(input: Any, axis: int | None, combine_fn: Any, keep_dims: bool = Fals
 
 
 def associative_scan(input: Any, axis: int, combine_fn: Any, reverse: bool = False) -> Any:
+    machine().memory.meet()
     values = list(input) if isinstance(input, tuple) else [input]
     at = _axis(axis, len(values[0].shape))
     extent = values[0].data.shape[at]
@@ -454,6 +458,7 @@ def _taken(value: Tensor, i: int, at: int) -> Tensor:
 
 
 def gather(src: Tensor, index: Tensor, axis: int) -> Tensor:
+    machine().memory.meet()
     at = _axis(axis, len(src.shape))
     programs = builtins.max(src.data.shape[0], index.data.shape[0])
     data, places = (np.broadcast_to(v.data, (programs, *v.data.shape[1:])) for v in (src, index))
@@ -474,6 +479,7 @@ def gather(src: Tensor, index: Tensor, axis: int) -> Tensor:
 
 
 def histogram(value: Tensor, num_bins: int, mask: Any = None) -> Tensor:
+    machine().memory.meet()
     programs = builtins.max(value.data.shape[0], 1 if mask is None else to_tensor(mask).data.shape[0])
     data = np.broadcast_to(value.data, (programs, *value.data.shape[1:]))
     lanes = np.ones(data.shape, bool) if mask is None else np.broadcast_to(to_tensor(mask).data, data.shape)
@@ -486,6 +492,7 @@ def histogram(value: Tensor, num_bins: int, mask: Any = None) -> Tensor:
 
 
 def sort(x: Tensor, dim: int | None = None, descending: bool = False) -> Tensor:
+    machine().memory.meet()
     at = len(x.shape) if dim is None else _axis(dim, len(x.shape))
     undefined = None
     if x.undefined is not None:
@@ -495,6 +502,7 @@ def sort(x: Tensor, dim: int | None = None, descending: bool = False) -> Tensor:
 
 
 def dot(a: Tensor, b: Tensor, acc: Any = None, *_how: Any, out_dtype: Any = FLOAT32, **_more: Any) -> Tensor:
+    machine().memory.meet()
     programs = builtins.max(a.data.shape[0], b.data.shape[0])
     held = numpy_of(INT32 if a.dtype.is_int() else out_dtype)
     _room((*a.shape[:-1], b.shape[-1]), out_dtype, programs)

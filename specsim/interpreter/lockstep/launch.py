@@ -84,7 +84,7 @@ def launch(
     group = total if code.waits else 1 if in_turn else _group(code, bound)
     memory.checks.launch(code.name)
     if watch is not None:
-        watch.begin(memory.spans, total, ordered=code.has_atomics)
+        watch.begin(memory.spans, total, ordered=code.has_atomics, num_warps=int(kwargs.get("num_warps", 4)))
     Room.begin(limits)
     first = 0
     with np.errstate(all="ignore"):  # a GPU has no warnings either

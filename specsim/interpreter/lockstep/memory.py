@@ -350,6 +350,11 @@ class LaunchMemory:
             numbers = np.arange(of.first + 1, of.first + 1 + of.num_programs)
             self.watch.barrier(numbers if of.active is None else numbers[of.active])
 
+    def meet(self) -> None:
+        """Lanes hand values to one another: a barrier, where a watch takes it for one."""
+        if self.watch is not None and self.watch.warp > 1 and self.watch.within:
+            self.barrier()
+
     def _lanes(self, pointer: Any, mask: Any, of: control.Machine) -> tuple[Pointer, Array, Array | None]:
         """The pointer, its elements and which lanes are active, None for all; both of one number of axes."""
         if not isinstance(pointer, Pointer):
@@ -445,7 +450,8 @@ class LaunchMemory:
         of = control.machine()
         numbers = np.arange(of.first + 1, of.first + 1 + of.num_programs, dtype=np.int32)
         programs = np.broadcast_to(numbers.reshape(-1, *(1,) * (len(shape) - 1)), shape)
-        lanes = np.broadcast_to(lane_numbers(tuple(shape[1:]), reads=reads), shape)
+        warp = 1 if self.watch is None else self.watch.warp
+        lanes = np.broadcast_to(lane_numbers(tuple(shape[1:]), reads=reads, warp=warp), shape)
         return programs[active], lanes[active]
 
     def _tell(self, between: Race | None, within: Race | None) -> None:

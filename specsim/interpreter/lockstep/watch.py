@@ -224,12 +224,24 @@ class Watch:
 
     races      whether races are looked for
     within     whether races of the lanes of a program are, too
+    warp       lanes side by side that run together: 1: each is by itself, a scalar is read by all threads, and a
+               reduction is no barrier. More is what a GPU does: lanes of one warp are in order, and so are all where
+               they hand values to one another (a reduction, a scan, a product); of a program of one warp none races
     undefined  whether what is undefined is followed, in memory
     lanes      whether lanes that are masked off of a load without `other` are undefined
     """
 
-    def __init__(self, *, races: bool = True, within: bool = True, undefined: bool = True, lanes: bool = True) -> None:
-        self.races, self.within, self.undefined, self.lanes = races, within, undefined, lanes
+    def __init__(
+        self,
+        *,
+        races: bool = True,
+        within: bool = True,
+        warp: int = 1,
+        undefined: bool = True,
+        lanes: bool = True,
+    ) -> None:
+        self.races, self.undefined, self.lanes, self.warp = races, undefined, lanes, warp
+        self.within = self._within = within
         self.regions: list[Region] = []
         self.time = 0
         self._total = 0
@@ -247,8 +259,9 @@ class Watch:
         """What launches have left undefined is taken for defined."""
         self._carried.clear()
 
-    def begin(self, spans: Sequence[Any], total: int, *, ordered: bool) -> None:
+    def begin(self, spans: Sequence[Any], total: int, *, ordered: bool, num_warps: int = 4) -> None:
         """A launch of `total` programs on this memory; `ordered`: with atomic operations."""
+        self.within = self._within and (self.warp == 1 or num_warps > 1)
         self.log = None if (ordered and total > 1) or not self.races else _Log()
         self._shapes: dict[tuple[int, ...], int] = {}
         self._before: list[_Log] = []
@@ -434,12 +447,13 @@ class Watch:
         return between, undefined
 
     def keys(self, first: int, count: int, shape: tuple[int, ...], *, reads: bool) -> Array:
-        """[count, *shape] int64: a key for each lane of the programs from `first`. Blocks of other shapes have other
-        lanes. A scalar is read by every thread, which is a lane of its own, and written by one.
+        """[count, *shape] int64: a key for each lane of the programs from `first`, or for each warp of them. Blocks of
+        other shapes have other lanes. A scalar is read by every thread, which is a lane of its own, and written by one,
+        of the first warp.
         """
-        number = self._shapes.setdefault(shape, len(self._shapes) + 1)
+        number = self._shapes.setdefault(shape, len(self._shapes) + 1) if self.warp == 1 else 0
         make = _keys if count * math.prod(shape) <= KEYS_MAX else _keys.__wrapped__
-        return make(first, count, shape, number, reads)
+        return make(first, count, shape, number, reads and self.warp == 1, self.warp)
 
     def barrier(self, programs: Array) -> None:
         """Programs (numbered from 1) pass a barrier of their threads."""
@@ -517,8 +531,8 @@ KEYS_MAX = 1 << 14
 
 
 @functools.lru_cache(maxsize=64)
-def _keys(first: int, count: int, shape: tuple[int, ...], number: int, reads: bool) -> Array:
-    lanes = np.arange(math.prod(shape), dtype=np.int64).reshape(1, *shape)
+def _keys(first: int, count: int, shape: tuple[int, ...], number: int, reads: bool, warp: int) -> Array:
+    lanes = np.arange(math.prod(shape), dtype=np.int64).reshape(1, *shape) // warp
     if not shape and reads:
         lanes = lanes + 1
     programs = np.arange(first + 1, first + 1 + count, dtype=np.int64).reshape(count, *(1,) * len(shape))
@@ -530,10 +544,12 @@ def bits(values: Array) -> Array:
     return values.view(f"u{values.dtype.itemsize}") if values.dtype.kind == "f" else values
 
 
-def lane_numbers(shape: tuple[int, ...], *, reads: bool) -> Array:
-    """[1, *shape] int64: a number for each lane of a block, unlike those of blocks of other shapes. A scalar is read by
-    every thread, and written by one.
+def lane_numbers(shape: tuple[int, ...], *, reads: bool, warp: int = 1) -> Array:
+    """[1, *shape] int64: a number for each lane of a block, unlike those of blocks of other shapes, or for each warp of
+    them. A scalar is read by every thread, and written by one, of the first warp.
     """
+    if warp > 1:
+        return 1 + np.arange(int(np.prod(shape)), dtype=np.int64).reshape(1, *shape) // warp
     if not shape and reads:
         return np.full((1,), SEVERAL, np.int64)
     key = 0

@@ -41,6 +41,13 @@ DOES_NOT_RACE = Rule(
     Severity.UNDEFINED_BEHAVIOUR,
 )
 
+WARPS_DO_NOT_RACE = Rule(
+    "O13",
+    "warp-race",
+    "of two warps of a program, none writes what the other reads or writes otherwise, unless a barrier is between them",
+    Severity.UNDEFINED_BEHAVIOUR,
+)
+
 # Worst first: when one defect breaks several rules, its finding is named after the first of them.
 RULES: tuple[Rule, ...] = (
     SURVIVES,
@@ -53,6 +60,7 @@ RULES: tuple[Rule, ...] = (
     IGNORES_UNDEFINED,
     IGNORES_ORDER,
     DOES_NOT_RACE,
+    WARPS_DO_NOT_RACE,
     STAYS_IN_BOUNDS,
     OFFSETS_FIT,
 )

@@ -114,6 +114,7 @@ class Launched:
     `lines`    the lines of loads without `other` of which lanes were masked off
     `undefined`  what undefined values decided: "a branch (line 12)"
     `race`     the first race of two programs that the interpreter saw, "" for none
+    `warp_race`  the first one of two warps of a program, likewise
     `marks`    by output, where it has some, which elements hold undefined values, bool
     """
 
@@ -126,6 +127,7 @@ class Launched:
     lines: frozenset[int] = frozenset()
     undefined: tuple[str, ...] = ()
     race: str = ""
+    warp_race: str = ""
     marks: Tensors = field(default_factory=dict)
 
 
@@ -178,7 +180,8 @@ class LaunchHere:
             unwritten=[guarded[name].view for name in unwritten],
         ) as log:
             launched = self._left(op, subject, case, guarded, log)
-        return launched, min(log.races.items())[1] if log.races else ""
+        warp_race = min(log.warp_races.items())[1] if log.warp_races else ""
+        return replace(launched, warp_race=warp_race), min(log.races.items())[1] if log.races else ""
 
     def _left(
         self, op: Op, subject: Subject, case: Case, guarded: dict[str, GuardedTensor], log: MemoryLog
@@ -271,6 +274,8 @@ def run_case(
         found += run.depends_on_undefined(results[0])
     if run.race:
         found.append(CaseViolation(rules.DOES_NOT_RACE, run.race, "accesses that are ordered", run.race))
+    if run.warp_race:
+        found.append(CaseViolation(rules.WARPS_DO_NOT_RACE, run.warp_race, "a barrier between them", run.warp_race))
     if related and not found:
         found += _broken_relation(op, subject, case, launcher)
     return Outcome(tuple(found), _digest(op, case, results, found))
@@ -309,7 +314,7 @@ class _Run:
         self.expected = op.expected(case)
         self.defined = op.defined(case, self.expected)
         self.undefined: set[str] = set()
-        self.race = ""
+        self.race = self.warp_race = ""
 
     def twice(self, freedoms: Freedoms) -> tuple[list[CaseViolation], list[Tensors], set[int]]:
         """The violations under both poisons, the defined results of each, and the lines of the loads without `other`
@@ -334,6 +339,7 @@ class _Run:
         op, case = self._op, self._case
         launched = self._launcher.launch(op, self._subject, case, which, freedoms)
         self.race = self.race or launched.race
+        self.warp_race = self.warp_race or launched.warp_race
         if launched.misfit:
             text = launched.raised
             return (

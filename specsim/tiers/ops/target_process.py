@@ -153,6 +153,7 @@ class _Left(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     lines: list[int]
     undefined: list[str]
     race: str
+    warp_race: str
     marks: dict[str, _Tensor]
 
 
@@ -253,6 +254,7 @@ class TargetProcess:
             frozenset(answer.lines),
             tuple(use[:_TEXT_MAX] for use in answer.undefined),
             answer.race[:_TEXT_MAX],
+            answer.warp_race[:_TEXT_MAX],
             marks,
         )
 
@@ -540,6 +542,7 @@ def _answer(question: Any, subject: Subject, launcher: LaunchHere) -> _Answer:
         lines=sorted(launched.lines),
         undefined=list(launched.undefined),
         race=launched.race,
+        warp_race=launched.warp_race,
         marks=_wires(launched.marks),
     )
 
