@@ -15,10 +15,12 @@ Read it in this order:
 * `verify_logits` all of a verification at once, greedy or not: from the logits to what the next step begins with
 * `multi_layer`  drafts by several layers, each with KV and attention metadata of its own
 * `ragged_drafts` verification of drafts in one flat row, and what follows it, as engines of another make keep them
+* `deferred`     rejections that are put off where the next drafts are accepted
 * `draft_inputs` what a pass of the draft model reads, and where it writes
 * `ragged_verify` chains of which a prefix is verified, as long as a confidence says
 * `block_drafts` drafters that give a whole chain or tree from one pass of a model
 * `step_inputs`  inputs of a step whose requests are rows of state on the device, and what follows it
+* `draft_steps`  what drafters read of such a step, and how they go on from one draft to the next
 * `frequencies`  how often a sampler with random numbers of its own must emit what
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal

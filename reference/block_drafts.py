@@ -45,6 +45,19 @@ class CandidateWalk(NamedTuple):
 
 @fields(
     """
+    tokens       [bs, num_steps] int64: the drafts
+    step_scores  [bs, num_steps, num_candidates] float: of the candidates among which each was chosen
+    """
+)
+class BestWalk(NamedTuple):
+    """Drafts [bs, num_steps] int64, and the scores that they were chosen by [bs, num_steps, num_candidates]."""
+
+    tokens: Tensor
+    step_scores: Tensor
+
+
+@fields(
+    """
     topk_p      [bs, 1] float: 1
     topk_index  [bs, 1] int64: the draft
     """
@@ -157,10 +170,80 @@ def walk_candidates(
 
 @contract(
     """
+    candidate_ids  [bs, num_steps, num_candidates] int64: candidates for each draft
+    scores         [bs, num_steps, num_candidates, num_candidates] float: of each candidate, by the one before it; the
+                   first draft goes by row 0
+    -> BestWalk
+    """
+)
+def walk_candidates_greedy(candidate_ids: Tensor, scores: Tensor) -> BestWalk:
+    """Make a chain of the candidates of the highest score, one after the other, of equal ones the first.
+
+    Raises ValueError for NaN. Source: vLLM's DFlash with a selector.
+    """
+    if validation.enabled():
+        validation.require_all(~scores.isnan(), "scores", scores, "no NaN")
+    bs, num_steps, _topk = candidate_ids.shape
+    request = torch.arange(bs, device=scores.device)
+    last = torch.zeros_like(request)
+    places, rows = [], []
+    for step in range(num_steps):
+        row = scores[request, step, last]  # [bs, K]
+        last = row.argmax(dim=1)
+        places.append(last)
+        rows.append(row)
+    tokens = candidate_ids.gather(2, torch.stack(places, dim=1)[:, :, None])[:, :, 0]
+    return BestWalk(tokens, torch.stack(rows, dim=1))
+
+
+@contract(
+    """
+    logits         [bs, num_steps, num_candidates] float: of each candidate; any values but NaN
+    bias           [bs, num_steps, num_candidates] float: what it has more after the drafts before
+    candidate_ids  [bs, num_steps, num_candidates] int64: candidates for each draft
+    -> tokens      [bs, num_steps] int64: the candidate of the highest sum, of equal ones the first
+    """
+)
+def best_candidates(logits: Tensor, bias: Tensor, candidate_ids: Tensor) -> Tensor:
+    """The drafts of a block, each among candidates of its own.
+
+    Raises ValueError for NaN. Source: vLLM's XPress.
+    """
+    if validation.enabled():
+        validation.require_all(~(logits + bias).isnan(), "logits + bias", logits + bias, "no NaN")
+    return candidate_ids.gather(2, (logits + bias).argmax(dim=2)[:, :, None])[:, :, 0]
+
+
+@contract(
+    """
+    draft_logits   [max_num_reqs, num_steps, vocab_size] float, changed in place: -inf but at the kept candidates
+    cached_ids     [max_num_reqs, num_steps, num_candidates] int64, changed in place: the kept candidates
+    candidate_ids  [bs, num_steps, num_candidates] int64, 0 to vocab_size - 1: candidates for each draft, without
+                   duplicates
+    scores         [bs, num_steps, num_candidates] float: their logits
+    idx_mapping    [bs] int32: row of each request's state; -1: it is left alone
+    """
+)
+def cache_candidate_logits(
+    draft_logits: Tensor, cached_ids: Tensor, candidate_ids: Tensor, scores: Tensor, idx_mapping: Tensor
+) -> None:
+    """Keep the distributions that drafts were drawn from as logits over the vocabulary, in the place of older ones.
+
+    Source: vLLM's DFlash with a selector.
+    """
+    has_row = idx_mapping >= 0
+    row = idx_mapping[has_row].long()
+    draft_logits[row] = draft_logits[row].scatter(2, cached_ids[row], -torch.inf)
+    draft_logits[row] = draft_logits[row].scatter(2, candidate_ids[has_row], scores[has_row])
+    cached_ids[row] = candidate_ids[has_row]
+
+
+@contract(
+    """
     base_logits     [bs, vocab_size >= 1] float: any values
     prev_embeds     [bs, rank] float: embedding of each request's last draft
     w2_weight       [vocab_size, rank] float: what it adds to the logit of each token
-    -> next_tokens  [bs] int64: the highest logit's token, of equal ones the lowest, and the first NaN before all
+    -> next_tokens  [bs] int64: the highest logit's token, of equal ones the lowest; of a row with NaN any token
     """
 )
 def markov_greedy_step(base_logits: Tensor, prev_embeds: Tensor, w2_weight: Tensor) -> Tensor:

@@ -81,6 +81,27 @@ class DraftInputs(NamedTuple):
     hidden_state_mapping: Tensor
 
 
+@fields(
+    """
+    block_ids          [num_nodes = bs * num_draft_tokens] int32: of each request the token that follows, then masks
+    block_positions    [num_nodes] int64: theirs
+    block_slots        [num_nodes] int64: KV slots
+    context_positions  [num_tokens] int64: of the batch's tokens
+    context_slots      [num_tokens] int64: KV slots
+    sample_indices     [num_new = bs * num_steps] int32: the masks
+    """
+)
+class BlockInputs(NamedTuple):
+    """What a drafter of whole blocks reads of a batch, where it writes, and where it samples."""
+
+    block_ids: Tensor
+    block_positions: Tensor
+    block_slots: Tensor
+    context_positions: Tensor
+    context_slots: Tensor
+    sample_indices: Tensor
+
+
 @contract(
     """
     cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
@@ -423,6 +444,56 @@ def expand_draft_inputs(
         is_masked,
         ((first + valid)[:, None] + slot).flatten().to(torch.int32),
         mapping.to(torch.int32),
+    )
+
+
+@contract(
+    """
+    next_token_ids    [bs] int32: the token that follows those of each request that stay
+    target_positions  [num_tokens] int64, 0 or more: positions of the batch's tokens
+    query_start_loc   [num_starts] int32: where each request's tokens start, and the last ones end
+    num_rejected      [bs] int32, 0 or more: rejected drafts, the last tokens, fewer than its tokens; not read when
+                      has_rejected is 0
+    block_table       [bs, num_pages] int32: pages of each request, one for each of its positions and of its block
+    mask_token_id     int: token of a draft that is to be made
+    page_size         int: slots of a page
+    num_steps         int: drafts of a request
+    has_rejected      int: 0: rejected drafts were taken out of the batch
+    -> BlockInputs
+    """
+)
+def expand_block_inputs(
+    next_token_ids: Tensor,
+    target_positions: Tensor,
+    query_start_loc: Tensor,
+    num_rejected: Tensor,
+    block_table: Tensor,
+    mask_token_id: int,
+    page_size: int,
+    num_steps: int,
+    has_rejected: int,
+) -> BlockInputs:
+    """The blocks of a batch: the token that follows each request's, and a mask in the place of each draft.
+
+    Raises ValueError for starts that fall. Source: vLLM's first model runner, with DFlash.
+    """
+    if validation.enabled():
+        _check_rising(query_start_loc)
+    counts, bs = query_start_loc.diff().long(), next_token_ids.shape[0]
+    owner = torch.arange(bs, device=counts.device).repeat_interleave(counts)
+    last = query_start_loc[1:].long() - 1 - (num_rejected if has_rejected else 0)
+    step = torch.arange(num_steps + 1, device=counts.device)
+    at = target_positions[last][:, None] + 1 + step  # [bs, S + 1]
+    ids = torch.where(step == 0, next_token_ids[:, None], mask_token_id).to(torch.int32)
+    request = torch.arange(bs, device=counts.device)[:, None]
+    index = request * (num_steps + 1) + step
+    return BlockInputs(
+        ids.flatten(),
+        at.flatten(),
+        (block_table[request, at // page_size].long() * page_size + at % page_size).flatten(),
+        target_positions.clone(),
+        block_table[owner, target_positions // page_size].long() * page_size + target_positions % page_size,
+        index[:, 1:].flatten().to(torch.int32),
     )
 
 

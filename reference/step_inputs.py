@@ -73,7 +73,7 @@ def expand_idx_mapping(idx_mapping: Tensor, cu_num_logits: Tensor) -> ExpandedRo
 
     Raises ValueError for starts that fall. Source: vLLM's V2 model runner.
     """
-    owner, place = _owners(cu_num_logits, "cu_num_logits")
+    owner, place = owners_of(cu_num_logits, "cu_num_logits")
     return ExpandedRows(idx_mapping[owner], place.to(torch.int32))
 
 
@@ -104,7 +104,7 @@ def prepare_prefill_inputs(
     A request is left alone when all that it has to prefill was computed. Raises ValueError for starts that fall.
     Source: vLLM's V2 model runner.
     """
-    owner, place = _owners(query_start_loc, "query_start_loc")
+    owner, place = owners_of(query_start_loc, "query_start_loc")
     row = idx_mapping.long()
     computed, prefills = num_computed_tokens[row].long(), num_computed_tokens[row] < prefill_len[row]  # [bs]
     source = all_token_ids[row[owner], (computed[owner] + place).clamp(max=all_token_ids.shape[1] - 1)]
@@ -130,7 +130,7 @@ def prepare_pos_seq_lens(idx_mapping: Tensor, query_start_loc: Tensor, num_compu
 
     Raises ValueError for starts that fall. Source: vLLM's V2 model runner.
     """
-    owner, place = _owners(query_start_loc, "query_start_loc")
+    owner, place = owners_of(query_start_loc, "query_start_loc")
     computed = num_computed_tokens[idx_mapping.long()]
     seq_lens = torch.zeros_like(num_computed_tokens)
     seq_lens[: computed.shape[0]] = computed + query_start_loc.diff()
@@ -169,7 +169,7 @@ def combine_sampled_and_draft_tokens(
     logits is behind a token of the prompt: drafts may follow the prompt at once. Raises ValueError for starts that
     fall. Source: vLLM's V2 model runner; a prompt's last token that stays: vLLM 0.25.0.
     """
-    owner, place = _owners(cu_num_logits, "cu_num_logits")
+    owner, place = owners_of(cu_num_logits, "cu_num_logits")
     row, counts = idx_mapping.long(), cu_num_logits.diff()
     at = ((query_start_loc[1:] - counts)[owner] + place).long()
     is_new = place < num_new_sampled_tokens
@@ -223,7 +223,7 @@ def flatten_sampled(sampled: Tensor, num_sampled: Tensor, cu_num_logits: Tensor)
 
     Raises ValueError for starts that fall. Source: vLLM's V2 rejection sampler.
     """
-    owner, place = _owners(cu_num_logits, "cu_num_logits")
+    owner, place = owners_of(cu_num_logits, "cu_num_logits")
     tokens = sampled[owner, place.clamp(max=sampled.shape[1] - 1)]
     return torch.where(place < num_sampled[owner], tokens, 0)
 
@@ -385,7 +385,7 @@ def compute_slot_mappings(
     Raises ValueError for starts that fall, tokens out of range, and positions behind a table.
     Source: vLLM's V2 model runner.
     """
-    owner, _place = _owners(query_start_loc, "query_start_loc")
+    owner, _place = owners_of(query_start_loc, "query_start_loc")
     count, has_row = owner.shape[0], idx_mapping[owner] != NO_ROW
     if validation.enabled():
         validation.require_scalar("padded_tokens", padded_tokens, count)
@@ -399,7 +399,7 @@ def compute_slot_mappings(
     return torch.nn.functional.pad(slots, (0, padded_tokens - count), value=NO_SLOT)
 
 
-def _owners(starts: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def owners_of(starts: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Of each element the request that it is of, and its number among that one's, int64."""
     if validation.enabled():
         _check_rising(name, starts)

@@ -71,6 +71,20 @@ def _behind_a_window(case: Case) -> bool:
     return bool(((behind >= t["block_sizes"][:, None]) & (t["sliding_window_reach"][:, None] > 0)).any())
 
 
+def _is_repeated(case: Case) -> bool:
+    """A request whose last token occurs before."""
+    t = case.tensors
+    rows = t["all_token_ids"][t["idx_mapping"].long()].tolist()
+    lens = t["total_len"][t["idx_mapping"].long()].tolist()
+    return any(length > 1 and row[length - 1] in row[: length - 1] for row, length in zip(rows, lens, strict=True))
+
+
+def _behind_the_logits(case: Case) -> bool:
+    t, stride = case.tensors, case.sizes["mask_stride"]
+    request = (t["logits_indices"] // stride).long()
+    return bool((t["logits_indices"] % stride >= t["cu_num_logits"].diff()[request]).any())
+
+
 def _beyond_the_table(case: Case) -> bool:
     ends = case.tensors["prefix_lens"] + case.sizes["num_draft_tokens"]
     return bool((ends > case.sizes["pool_len"]).any())
@@ -139,6 +153,48 @@ MARKS: dict[str, tuple[str, Mark]] = {
     "a request that is left alone": ("post_update", _has("idx_mapping", lambda rows: rows == -1)),
     "a token without a slot": ("compute_slot_mappings", _has("idx_mapping", lambda rows: rows == -1)),
     "a window that is behind": ("gather_block_tables", _behind_a_window),
+    "a run of tokens that occurred before": ("propose_ngrams", _is_repeated),
+    "a request without tokens": ("propose_ngrams", _has("total_len", lambda lens: lens == 0)),
+    "a draft of which everything is rejected": (
+        "prepare_draft_prefill",
+        lambda case: bool((case.tensors["num_rejected"] == case.sizes["num_steps"]).any()),
+    ),
+    "a request that is as long as it may be": (
+        "prepare_standalone_prefill",
+        lambda case: bool((case.tensors["seq_lens"] == case.sizes["max_model_len"]).any()),
+    ),
+    "the last of several drafts": (
+        "update_draft_inputs",
+        lambda case: int(case.tensors["current_step"]) == case.sizes["num_steps"] - 1 > 0,
+    ),
+    "a block of nobody": ("prepare_block_draft", _has("block_table", lambda blocks: blocks == 0)),
+    "candidates of equal scores": (
+        "walk_candidates_greedy",
+        lambda case: bool((case.tensors["scores"].diff(dim=3) == 0).any()),
+    ),
+    "candidates of equal sums": (
+        "best_candidates",
+        lambda case: bool(((case.tensors["logits"] + case.tensors["bias"]).diff(dim=2) == 0).any()),
+    ),
+    "a distribution that is left alone": ("cache_candidate_logits", _has("idx_mapping", lambda rows: rows == -1)),
+    "tokens that are repeated": ("prepare_module_inputs", _has("num_rejected", lambda rejected: rejected > 1)),
+    "hidden states that are repeated": ("prepare_module_hidden", _has("num_rejected", lambda rejected: rejected > 1)),
+    "a request that keeps nothing": ("cache_module_inputs", _has("idx_mapping", lambda rows: rows == -1)),
+    "an entropy at the threshold": (
+        "defer_rejections_greedy",
+        lambda case: bool((case.tensors["entropy"] == case.tensors["threshold"]).any()),
+    ),
+    "a wrong draft that cannot follow": ("defer_rejections_greedy", _has("target_logits", torch.isneginf)),
+    "a rejection that is put off": (
+        "defer_rejections",
+        lambda case: bool((OPS["defer_rejections"].expected(case)["uniform_probs"] == 0).any()),
+    ),
+    "rejected drafts in a block's batch": ("expand_block_inputs", _has("num_rejected", lambda rejected: rejected > 0)),
+    "more tokens than a warp has lanes": (
+        "shift_draft_inputs",
+        lambda case: bool((case.tensors["query_start_loc"].diff() > 33).any()),
+    ),
+    "a mask behind the rows of logits": ("apply_grammar_bitmask", _behind_the_logits),
     "a chain of which the root alone is verified": ("accept_chain_greedy", _has("verify_lens", lambda lens: lens == 1)),
     "a table that ends before a chain": ("commit_inject_layout", _beyond_the_table),
     "a block beyond the table": ("prepare_draft_block", _beyond_the_table),

@@ -53,6 +53,7 @@ SLOTS = (
     "cache_loc",
     "verify_cache_loc",
     "out_loc",
+    "last_token_indices",
 )  # all of it goes by the place in the batch
 
 

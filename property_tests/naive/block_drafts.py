@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from specsim.reference.block_drafts import BestFirstTree, CandidateWalk, DraftBlock, Top1, TopkLse
+from specsim.reference.block_drafts import BestFirstTree, BestWalk, CandidateWalk, DraftBlock, Top1, TopkLse
 
 
 def _int64(values: list[int] | list[list[int]]) -> Tensor:
@@ -56,6 +56,45 @@ def walk_candidates_naive(
         tokens.append(drafts)
         dists.append(rows)
     return CandidateWalk(_int64(tokens), torch.tensor(dists, dtype=scores.dtype))
+
+
+def walk_candidates_greedy_naive(candidate_ids: Tensor, scores: Tensor) -> BestWalk:
+    """`walk_candidates_greedy`, one candidate at a time."""
+    tokens, kept = [], []
+    for b in range(candidate_ids.shape[0]):
+        last, drafts, rows = 0, [], []
+        for step in range(candidate_ids.shape[1]):
+            rows.append(scores[b, step, last].tolist())
+            last = rows[-1].index(max(rows[-1]))
+            drafts.append(int(candidate_ids[b, step, last]))
+        tokens.append(drafts)
+        kept.append(rows)
+    return BestWalk(_int64(tokens), torch.tensor(kept, dtype=scores.dtype))
+
+
+def best_candidates_naive(logits: Tensor, bias: Tensor, candidate_ids: Tensor) -> Tensor:
+    """`best_candidates`, one draft at a time."""
+    tokens = []
+    for b in range(logits.shape[0]):
+        drafts = []
+        for row, more, ids in zip(logits[b].tolist(), bias[b].tolist(), candidate_ids[b].tolist(), strict=True):
+            sums = [x + y for x, y in zip(row, more, strict=True)]
+            drafts.append(ids[sums.index(max(sums))])
+        tokens.append(drafts)
+    return _int64(tokens)
+
+
+def cache_candidate_logits_naive(
+    draft_logits: Tensor, cached_ids: Tensor, candidate_ids: Tensor, scores: Tensor, idx_mapping: Tensor
+) -> None:
+    """`cache_candidate_logits`, one candidate at a time."""
+    for b, row in enumerate(idx_mapping.tolist()):
+        for step in range(scores.shape[1] if row >= 0 else 0):
+            for token in cached_ids[row, step].tolist():
+                draft_logits[row, step, token] = -math.inf
+            for k, token in enumerate(candidate_ids[b, step].tolist()):
+                draft_logits[row, step, token] = scores[b, step, k]
+                cached_ids[row, step, k] = token
 
 
 def markov_greedy_step_naive(base_logits: Tensor, prev_embeds: Tensor, w2_weight: Tensor) -> Tensor:

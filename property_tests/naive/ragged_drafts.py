@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.reference.ragged_drafts import PLACEHOLDER, DraftInputs, NextTokens, PreparedInputs, SlotMapping
+from specsim.reference.ragged_drafts import (
+    PLACEHOLDER,
+    BlockInputs,
+    DraftInputs,
+    NextTokens,
+    PreparedInputs,
+    SlotMapping,
+)
 
 
 def _spans(ends: Tensor) -> list[tuple[int, int]]:
@@ -220,4 +227,48 @@ def expand_draft_inputs_naive(
         torch.tensor(masked),
         torch.tensor(new, dtype=int32),
         torch.tensor(mapping, dtype=int32),
+    )
+
+
+def expand_block_inputs_naive(
+    next_token_ids: Tensor,
+    target_positions: Tensor,
+    query_start_loc: Tensor,
+    num_rejected: Tensor,
+    block_table: Tensor,
+    mask_token_id: int,
+    page_size: int,
+    num_steps: int,
+    has_rejected: int,
+) -> BlockInputs:
+    """`expand_block_inputs`, one token at a time."""
+
+    def slot(b: int, position: int) -> int:
+        return int(block_table[b, position // page_size]) * page_size + position % page_size
+
+    ids: list[int] = []
+    places: list[int] = []
+    slots: list[int] = []
+    contexts, context_slots, samples = [], [], []
+    starts = query_start_loc.tolist()
+    for b in range(len(next_token_ids)):
+        start, end = starts[b], starts[b + 1]
+        for at in range(start, end):
+            contexts.append(int(target_positions[at]))
+            context_slots.append(slot(b, contexts[-1]))
+        last = end - 1 - (int(num_rejected[b]) if has_rejected else 0)
+        for i in range(num_steps + 1):
+            if i > 0:
+                samples.append(len(ids))
+            ids.append(mask_token_id if i else int(next_token_ids[b]))
+            places.append(int(target_positions[last]) + 1 + i)
+            slots.append(slot(b, places[-1]))
+    int32, int64 = torch.int32, torch.int64
+    return BlockInputs(
+        torch.tensor(ids, dtype=int32),
+        torch.tensor(places, dtype=int64),
+        torch.tensor(slots, dtype=int64),
+        torch.tensor(contexts, dtype=int64),
+        torch.tensor(context_slots, dtype=int64),
+        torch.tensor(samples, dtype=int32),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from specsim.reference.step_inputs import ExpandedRows, GatheredDrafts, Positions
 
 
-def _spans(starts: Tensor) -> list[tuple[int, int]]:
+def spans(starts: Tensor) -> list[tuple[int, int]]:
     return list(itertools.pairwise(starts.tolist()))
 
 
@@ -25,7 +25,7 @@ def _int64(values: list[int]) -> Tensor:
 def expand_idx_mapping_naive(idx_mapping: Tensor, cu_num_logits: Tensor) -> ExpandedRows:
     """`expand_idx_mapping`, one row of logits at a time."""
     rows, places = [], []
-    for b, (start, end) in enumerate(_spans(cu_num_logits)):
+    for b, (start, end) in enumerate(spans(cu_num_logits)):
         for i in range(end - start):
             rows.append(int(idx_mapping[b]))
             places.append(i)
@@ -42,7 +42,7 @@ def prepare_prefill_inputs_naive(
     num_computed_tokens: Tensor,
 ) -> None:
     """`prepare_prefill_inputs`, one token at a time."""
-    for b, (start, end) in enumerate(_spans(query_start_loc)):
+    for b, (start, end) in enumerate(spans(query_start_loc)):
         row = int(idx_mapping[b])
         computed, prompt = int(num_computed_tokens[row]), int(prefill_len[row])
         if computed >= prompt:
@@ -58,7 +58,7 @@ def prepare_pos_seq_lens_naive(idx_mapping: Tensor, query_start_loc: Tensor, num
     """`prepare_pos_seq_lens`, one token at a time."""
     positions: list[int] = []
     lens = [0] * num_computed_tokens.shape[0]
-    for b, (start, end) in enumerate(_spans(query_start_loc)):
+    for b, (start, end) in enumerate(spans(query_start_loc)):
         computed = int(num_computed_tokens[idx_mapping[b]])
         positions += range(computed, computed + end - start)
         lens[b] = computed + end - start
@@ -78,7 +78,7 @@ def combine_sampled_and_draft_tokens_naive(
 ) -> Tensor:
     """`combine_sampled_and_draft_tokens`, one row of logits at a time."""
     indices: list[int] = []
-    for b, (start, end) in enumerate(_spans(cu_num_logits)):
+    for b, (start, end) in enumerate(spans(cu_num_logits)):
         row, count = int(idx_mapping[b]), end - start
         last, prompt = int(query_start_loc[b + 1]), int(prefill_len[row])
         first = last - count
@@ -113,7 +113,7 @@ def gather_draft_sampled_naive(
 def flatten_sampled_naive(sampled: Tensor, num_sampled: Tensor, cu_num_logits: Tensor) -> Tensor:
     """`flatten_sampled`, one token at a time."""
     flat = [0] * int(cu_num_logits[-1])
-    for b, (start, _end) in enumerate(_spans(cu_num_logits)):
+    for b, (start, _end) in enumerate(spans(cu_num_logits)):
         for i in range(int(num_sampled[b])):
             flat[start + i] = int(sampled[b, i])
     return _int64(flat)
@@ -124,7 +124,7 @@ def get_num_sampled_and_rejected_naive(
 ) -> Tensor:
     """`get_num_sampled_and_rejected`, one request at a time."""
     rejected = []
-    for b, (start, end) in enumerate(_spans(cu_num_logits)):
+    for b, (start, end) in enumerate(spans(cu_num_logits)):
         if int(seq_lens[b]) < int(prefill_len[idx_mapping[b]]):
             num_sampled[b] = 0
             rejected.append(0)
@@ -146,7 +146,7 @@ def post_update_naive(
     total_len: Tensor,
 ) -> None:
     """`post_update`, one token at a time."""
-    for b, (start, end) in enumerate(_spans(query_start_loc)):
+    for b, (start, end) in enumerate(spans(query_start_loc)):
         row = int(idx_mapping[b])
         if row < 0:
             continue
@@ -163,7 +163,7 @@ def post_update_num_computed_tokens_naive(
     idx_mapping: Tensor, num_computed_tokens: Tensor, query_start_loc: Tensor
 ) -> None:
     """`post_update_num_computed_tokens`, one request at a time."""
-    for b, (start, end) in enumerate(_spans(query_start_loc)):
+    for b, (start, end) in enumerate(spans(query_start_loc)):
         num_computed_tokens[idx_mapping[b]] += end - start
 
 
@@ -204,7 +204,7 @@ def compute_slot_mappings_naive(
     slots = torch.full((groups, padded_tokens), -1, dtype=torch.int64)
     for g in range(groups):
         size = int(block_sizes[g])
-        for b, (start, end) in enumerate(_spans(query_start_loc)):
+        for b, (start, end) in enumerate(spans(query_start_loc)):
             row = int(idx_mapping[b])
             for i in range(start, end):
                 if row >= 0 and slot_mapping_enabled[g]:

@@ -155,7 +155,8 @@ def test_every_implementation_calls_with_the_contracts_arguments() -> None:
 
     for names in IMPLEMENTATIONS:
         op = OPS[names.op]
-        parameters = list(inspect.signature(names.launch).parameters)[2:]
+        given = inspect.signature(names.launch).parameters.values()
+        parameters = [each.name for each in given if each.default is each.empty][2:]  # what a partial has is fixed
         inputs = [arg.name for arg in op.args if isinstance(arg, ScalarArg) or arg.role.value != "out"]
         outputs = [arg.name for arg in op.tensor_args if arg.role.value == "out"]
         assert parameters in (inputs, inputs + outputs)

@@ -35,10 +35,15 @@ WITHOUT = {"alloc_extend", "alloc_decode", "assign_hidden_states_pool", "assign_
 WITHOUT |= {"stash_append_boundary_state", "apply_token_bitmask", "move_kv"}
 # Drafts in one flat row, whose tokens are places in distributions.
 WITHOUT |= {"verify_ragged_rejection", "sample_recovered_tokens", "verify_ragged_sampled", "prepare_inputs_padded"}
-WITHOUT |= {"expand_to_drafts", "expand_draft_inputs"}
+WITHOUT |= {"expand_to_drafts", "expand_draft_inputs", "expand_block_inputs", "defer_rejections"}
+WITHOUT |= {"defer_rejections_greedy"}
 # Counts and positions of a ragged batch, and tokens that are counted by their numbers.
 WITHOUT |= {"expand_idx_mapping", "prepare_pos_seq_lens", "get_num_sampled_and_rejected", "post_update"}
 WITHOUT |= {"post_update_num_computed_tokens", "compute_slot_mappings"}
+# Masks of ragged rows, and blocks of a ragged batch with masks between its tokens.
+WITHOUT |= {"apply_grammar_bitmask", "prepare_block_draft", "prepare_module_hidden"}
+# Tokens that are places in distributions of rows of state.
+WITHOUT |= {"cache_candidate_logits"}
 # Weights of the vocabulary.
 WITHOUT |= {"markov_greedy_step"}
 # Buffers of a graph, which has more requests than the batch.

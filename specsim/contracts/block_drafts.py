@@ -19,14 +19,18 @@ from specsim.contracts.logits import SOFTMAX_TOLERANCE
 from specsim.contracts.ragged_verify import chain_cases, draw_paged, tokens
 from specsim.contracts.sampling_cases import draw_rows
 from specsim.reference.block_drafts import (
+    best_candidates,
     build_best_first_tree,
+    cache_candidate_logits,
     candidate_log_probs,
     draft_topk1,
     markov_greedy_step,
     prepare_draft_block,
     topk_lse,
     walk_candidates,
+    walk_candidates_greedy,
 )
+from specsim.reference.step_inputs import NO_ROW
 
 __all__ = ["OPS"]
 
@@ -72,6 +76,53 @@ def _make_walk(draws: Draws, sizes: dict[str, int]) -> Tensors:
         "uniforms": (2 * draws.below("uniform draw", 64, num_steps) + 1).to(torch.float32) / 128,
         "temperatures": temperature,
         "is_greedy": is_greedy,
+    }
+
+
+def _make_greedy_walk(draws: Draws, sizes: dict[str, int]) -> Tensors:
+    """Scores are quarters, many of them equal; some are -inf."""
+    n, num_steps, k = draws.count, sizes["num_steps"], sizes["num_candidates"]
+    levels = draws.below("score", 9, num_steps * k * k).view(n, num_steps, k, k)
+    scores = torch.where(levels == 8, -torch.inf, levels.to(torch.float32) / 4)
+    return {"candidate_ids": tokens(draws, "candidate", num_steps * k).view(n, num_steps, k), "scores": scores}
+
+
+def _make_best(draws: Draws, sizes: dict[str, int]) -> Tensors:
+    n, num_steps, k = draws.count, sizes["num_steps"], sizes["num_candidates"]
+    level = draws.below("logit", 9, num_steps * k).to(torch.float32) / 4
+    return {
+        "logits": level.view(n, num_steps, k),
+        "bias": (draws.below("bias", 9, num_steps * k) - 4).to(torch.float32).view(n, num_steps, k) / 4,
+        "candidate_ids": tokens(draws, "candidate", num_steps * k).view(n, num_steps, k),
+    }
+
+
+def _make_cached(draws: Draws, sizes: dict[str, int]) -> Tensors:
+    """Kept candidates have finite logits, all others -inf; some of the new ones were kept."""
+    n, num_steps, k, vocab_size = draws.count, sizes["num_steps"], sizes["num_candidates"], sizes["vocab_size"]
+    size = sizes["max_num_reqs"] = 2 * n
+    row = draws.order_of_all("row of the state", 2)[:, 0]
+    column = torch.arange(k, device=draws.device)
+    state = torch.arange(size * num_steps, device=draws.device).view(size, num_steps, 1)
+    cached = (state + 3 * column) % vocab_size
+    logits = torch.full((size, num_steps, vocab_size), -torch.inf, device=draws.device)
+    first = draws.below("first candidate", vocab_size, num_steps)[:, :, None]
+    left_alone = draws.padding() & bool(sizes["has_padding"])
+    return {
+        "draft_logits": logits.scatter(2, cached, -1.0 - column.expand(cached.shape)),
+        "cached_ids": cached,
+        "candidate_ids": (first + column) % vocab_size,
+        "scores": draws.below("score", 64, num_steps * k).to(torch.float32).view(n, num_steps, k) / 4,
+        "idx_mapping": torch.where(left_alone, NO_ROW, row).to(torch.int32),
+    }
+
+
+def _draw_cached(chooser: Chooser) -> dict[str, int]:
+    has_padding = pick(chooser, (0, 0, 1), "requests that are left alone")
+    return {
+        **_draw_candidates(chooser),
+        "vocab_size": pick(chooser, (33, 300), "vocab_size"),
+        "has_padding": has_padding,
     }
 
 
@@ -173,6 +224,12 @@ def _draw_tree(chooser: Chooser) -> dict[str, int]:
     return {"num_depths": depths, "num_candidates": k, "num_draft_tokens": nodes}
 
 
+def _any_of_nan(case: Case, expected: Tensors) -> Tensors:
+    """A draft is verified: of a row with NaN any token of the vocabulary will do."""
+    is_nan = case.tensors["base_logits"].isnan().any(dim=1)
+    return {"next_tokens": is_nan.to(expected["next_tokens"].device)}
+
+
 def _finite(_case: Case, expected: Tensors) -> Tensors:
     """Which of tokens that are impossible comes first is nobody's concern."""
     defined = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
@@ -187,7 +244,10 @@ OPS: tuple[Op, ...] = (
         chain_cases(_make_walk, _draw_candidates),
         tolerance={"q": SOFTMAX_TOLERANCE},
     ),
-    operation(markov_greedy_step, "block_drafts", chain_cases(_make_markov, _draw_markov)),
+    operation(walk_candidates_greedy, "block_drafts", chain_cases(_make_greedy_walk, _draw_candidates)),
+    operation(best_candidates, "block_drafts", chain_cases(_make_best, _draw_candidates)),
+    operation(cache_candidate_logits, "block_drafts", chain_cases(_make_cached, _draw_cached)),
+    operation(markov_greedy_step, "block_drafts", chain_cases(_make_markov, _draw_markov), tokens=_any_of_nan),
     operation(draft_topk1, "block_drafts", chain_cases(_make_topk1, _draw_vocabulary)),
     operation(
         topk_lse,

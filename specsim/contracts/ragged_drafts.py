@@ -31,6 +31,7 @@ from specsim.contracts.sampling_cases import draw_rows
 from specsim.reference.argument_tables import CONTRACTS
 from specsim.reference.ragged_drafts import (
     PLACEHOLDER,
+    expand_block_inputs,
     expand_draft_inputs,
     expand_to_drafts,
     prepare_inputs_padded,
@@ -42,7 +43,17 @@ from specsim.reference.ragged_drafts import (
     verify_ragged_sampled,
 )
 
-__all__ = ["OPS"]
+__all__ = [
+    "OPS",
+    "draft_counts",
+    "draft_ends",
+    "draw_ragged_shape",
+    "draw_sampled_shape",
+    "flat_drafts",
+    "ragged_cases",
+    "ragged_sizes",
+    "sampled_tensors",
+]
 
 NUM_STEPS_MAX = 8
 TOKENS_START = 2**17
@@ -51,9 +62,10 @@ MARGIN = 2.0**-20  # from a threshold: more than float32 loses in a quotient
 RACES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)  # primes: no quotient of two is one of weights
 PAGE_SIZES = (1, 4, 16)
 SEQ_PAGES_MAX = 4
+FIRST_MAX = 40  # positions before a batch
 
 
-def _counts(draws: Draws, shape: Sizes) -> Tensor:
+def draft_counts(draws: Draws, shape: Sizes) -> Tensor:
     """Drafts of each request [n]: all of them, or, in a ragged case, any number; one at least in all."""
     n, num_steps = draws.count, shape["num_steps"]
     if not shape["is_ragged"]:
@@ -63,17 +75,17 @@ def _counts(draws: Draws, shape: Sizes) -> Tensor:
     return counts
 
 
-def _flat(rows: Tensor, counts: Tensor) -> Tensor:
+def flat_drafts(rows: Tensor, counts: Tensor) -> Tensor:
     """What the drafts that there are have of [n, S, ...]: [num_drafts, ...]."""
     step = torch.arange(rows.shape[1], device=rows.device)
     return rows[step < counts[:, None]].contiguous()
 
 
-def _ends(counts: Tensor) -> Tensor:
+def draft_ends(counts: Tensor) -> Tensor:
     return counts.cumsum(0).to(torch.int32)
 
 
-def _sizes(shape: Sizes, counts: Tensor, **more: int) -> dict[str, int]:
+def ragged_sizes(shape: Sizes, counts: Tensor, **more: int) -> dict[str, int]:
     num_steps, bs = shape["num_steps"], counts.shape[0]
     sizes = {**shape, "bs": bs, "topk": 1, "num_draft_tokens": num_steps + 1, "accept_width": num_steps + 1}
     return {**sizes, "num_drafts": int(counts.sum()), "num_ends": bs, "num_starts": bs + 1, **more}
@@ -81,7 +93,7 @@ def _sizes(shape: Sizes, counts: Tensor, **more: int) -> dict[str, int]:
 
 def _make_greedy(draws: Draws, shape: Sizes) -> Case:
     num_steps = shape["num_steps"]
-    counts = _counts(draws, shape)
+    counts = draft_counts(draws, shape)
     target = TOKENS_START + draws.labels("target token", num_steps)  # [n, S]
     kind = draws.below("accepted drafts", 3)
     any_depth = draws.below("any number of accepted drafts", num_steps + 1)
@@ -92,13 +104,13 @@ def _make_greedy(draws: Draws, shape: Sizes) -> Case:
     absent = draws.below("wrong draft is a placeholder", 4, num_steps) == 1
     drafts = torch.where(wrong, torch.where(absent, PLACEHOLDER, target + 1), target)
     tensors = {
-        "cu_num_draft_tokens": _ends(counts),
-        "draft_token_ids": _flat(drafts, counts).to(torch.int32),
-        "target_argmax": _flat(target, counts),
+        "cu_num_draft_tokens": draft_ends(counts),
+        "draft_token_ids": flat_drafts(drafts, counts).to(torch.int32),
+        "target_argmax": flat_drafts(target, counts),
         "bonus_token_ids": (1 + draws.below("bonus token", 2**16)).to(torch.int32),
         "is_greedy": draws.below("is greedy", 4) != 1,
     }
-    return Case(_sizes(shape, counts), tensors)
+    return Case(ragged_sizes(shape, counts), tensors)
 
 
 def _drafted(draws: Draws, shape: Sizes) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,7 +152,7 @@ def _race(draws: Draws, shape: Sizes) -> Tensor:
     return (primes[(first + 5 * token) % len(RACES)] / 128 * stretch).to(torch.float32)
 
 
-def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
+def sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
     target, draft, drafts = _drafted(draws, shape)
     vocab_size = shape["vocab_size"]
     coins = _coins(draws, shape, target, draft, drafts)
@@ -149,21 +161,21 @@ def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
         absent = draws.below("draft is a placeholder", 3, shape["num_steps"]) == 1
         drafts = torch.where(absent & left, PLACEHOLDER, drafts)
     tensors = {
-        "cu_num_draft_tokens": _ends(counts),
-        "draft_token_ids": _flat(drafts, counts).to(torch.int32),
-        "draft_probs": _flat(draft, counts).to(torch.float32),
-        "target_probs": _flat(target, counts).to(torch.float32),
+        "cu_num_draft_tokens": draft_ends(counts),
+        "draft_token_ids": flat_drafts(drafts, counts).to(torch.int32),
+        "draft_probs": flat_drafts(draft, counts).to(torch.float32),
+        "target_probs": flat_drafts(target, counts).to(torch.float32),
         "bonus_token_ids": draws.below("bonus token", vocab_size).to(torch.int32),
-        "recovered_token_ids": _flat(draws.below("recovered token", vocab_size, shape["num_steps"]), counts).to(
+        "recovered_token_ids": flat_drafts(draws.below("recovered token", vocab_size, shape["num_steps"]), counts).to(
             torch.int32
         ),
-        "uniform_probs": _flat(coins, counts),
+        "uniform_probs": flat_drafts(coins, counts),
         "race": _race(draws, shape),
         "is_greedy": draws.below("is greedy", 4) == 1,
     }
     if shape["has_nan"]:
         is_nan = (draws.below("row of NaN", 3, shape["num_steps"]) == 1) & ~tensors["is_greedy"][:, None]
-        tensors["target_probs"][_flat(is_nan, counts)] = torch.nan
+        tensors["target_probs"][flat_drafts(is_nan, counts)] = torch.nan
     return tensors
 
 
@@ -172,24 +184,24 @@ def _maker(reference: Callable[..., Tensor]) -> Callable[[Draws, Sizes], Case]:
     names = [arg.name for arg in CONTRACTS[reference.__name__].arguments if arg.role == "in"]
 
     def make(draws: Draws, shape: Sizes) -> Case:
-        counts = _counts(draws, shape)
-        tensors = _sampled_tensors(draws, shape, counts)
-        return Case(_sizes(shape, counts), {name: tensors[name] for name in names})
+        counts = draft_counts(draws, shape)
+        tensors = sampled_tensors(draws, shape, counts)
+        return Case(ragged_sizes(shape, counts), {name: tensors[name] for name in names})
 
     return make
 
 
 def _make_expand(draws: Draws, shape: Sizes) -> Case:
-    counts = _counts(draws, shape)
+    counts = draft_counts(draws, shape)
     values = (draws.below("value", 6) - 1).to(torch.float32) / 2
     from_to = {"replace_from": shape["replace_from"], "replace_to": 1}
     values = torch.where(draws.below("is replaced", 3) == 1, float(shape["replace_from"]), values)
-    tensors = {"values": values, "cu_num_draft_tokens": _ends(counts)}
-    return Case(_sizes(shape, counts, **from_to), tensors)
+    tensors = {"values": values, "cu_num_draft_tokens": draft_ends(counts)}
+    return Case(ragged_sizes(shape, counts, **from_to), tensors)
 
 
 def _make_inputs(draws: Draws, shape: Sizes) -> Case:
-    counts = _counts(draws, shape)
+    counts = draft_counts(draws, shape)
     accepted = torch.where(
         draws.below("accepted drafts", 3) == 1,
         counts,
@@ -198,11 +210,11 @@ def _make_inputs(draws: Draws, shape: Sizes) -> Case:
     scheduled = counts + 1 + draws.below("prefill tokens", 3) * (counts == 0)
     starts = torch.cat([torch.zeros_like(scheduled[:1]), scheduled.cumsum(0)])
     tensors = {
-        "cu_num_draft_tokens": _ends(counts),
+        "cu_num_draft_tokens": draft_ends(counts),
         "valid_sampled_tokens_count": (accepted + 1).to(torch.int32),
         "query_start_loc": starts.to(torch.int32),
     }
-    return Case(_sizes(shape, counts), tensors)
+    return Case(ragged_sizes(shape, counts), tensors)
 
 
 def _make_next_token(draws: Draws, shape: Sizes) -> Case:
@@ -219,7 +231,7 @@ def _make_next_token(draws: Draws, shape: Sizes) -> Case:
         "discard_request_mask": draws.below("discarded", 4) == 1,
         "backup_next_token_ids": draws.below("backup token", vocab_size).to(torch.int32),
     }
-    return Case(_sizes(shape, torch.full((n,), num_steps, device=draws.device)), tensors)
+    return Case(ragged_sizes(shape, torch.full((n,), num_steps, device=draws.device)), tensors)
 
 
 def _make_step(draws: Draws, shape: Sizes) -> Case:
@@ -237,12 +249,14 @@ def _make_step(draws: Draws, shape: Sizes) -> Case:
         "seq_lens": (positions + 1).to(torch.int32),
     }
     padded = n + shape["padding"]
-    return Case(_sizes(shape, torch.full((n,), shape["num_steps"]), num_pages=num_pages, padded_bs=padded), tensors)
+    return Case(
+        ragged_sizes(shape, torch.full((n,), shape["num_steps"]), num_pages=num_pages, padded_bs=padded), tensors
+    )
 
 
 def _make_draft_inputs(draws: Draws, shape: Sizes) -> Case:
     n, slots, shift = draws.count, shape["num_padding_slots"], shape["shift_input_ids"]
-    counts = _counts(draws, shape)
+    counts = draft_counts(draws, shape)
     rejected = draws.below("rejected drafts", counts + 1)
     scheduled = counts + 1 + draws.below("prefill tokens", 3) * (counts == 0)
     starts = torch.cat([torch.zeros_like(scheduled[:1]), scheduled.cumsum(0)])
@@ -258,27 +272,57 @@ def _make_draft_inputs(draws: Draws, shape: Sizes) -> Case:
         "query_end_loc": (starts[1:] - 1 - rejected).to(torch.int32),
     }
     more = {"num_tokens": num_tokens, "num_out": num_tokens + n * (slots - shift), "num_new": n * slots}
-    return Case(_sizes(shape, counts, padding_token_id=0, parallel_drafting_token_id=7, **more), tensors)
+    return Case(ragged_sizes(shape, counts, padding_token_id=0, parallel_drafting_token_id=7, **more), tensors)
+
+
+def _make_block_inputs(draws: Draws, shape: Sizes) -> Case:
+    n, page_size, num_steps = draws.count, shape["page_size"], shape["num_steps"]
+    counts = draft_counts(draws, shape)
+    rejected = draws.below("rejected drafts", counts + 1)
+    scheduled = counts + 1 + draws.below("prefill tokens", 3) * (counts == 0)
+    starts = torch.cat([torch.zeros_like(scheduled[:1]), scheduled.cumsum(0)])
+    num_tokens = int(starts[-1])
+    owner = torch.arange(n, device=draws.device).repeat_interleave(scheduled)
+    first = draws.below("first position", FIRST_MAX)
+    num_pages = -(-(FIRST_MAX + 2 * NUM_STEPS_MAX + 4) // page_size)
+    tensors = {
+        "next_token_ids": (TOKENS_START + draws.below("next token", 2**16)).to(torch.int32),
+        "target_positions": first[owner] + torch.arange(num_tokens, device=draws.device) - starts[:-1][owner],
+        "query_start_loc": starts.to(torch.int32),
+        "num_rejected": rejected.to(torch.int32),
+        "block_table": draws.labels("page number", num_pages).to(torch.int32),
+    }
+    more = {"num_tokens": num_tokens, "num_new": n * num_steps, "num_nodes": n * (num_steps + 1)}
+    return Case(ragged_sizes(shape, counts, mask_token_id=7, num_pages=num_pages, **more), tensors)
 
 
 # Shapes of batches
 
 
-def _draw_shape(chooser: Chooser) -> dict[str, int]:
+def draw_ragged_shape(chooser: Chooser) -> dict[str, int]:
     return {"num_steps": between(chooser, 1, NUM_STEPS_MAX, "num_steps"), "is_ragged": 0}
 
 
 def _draw_inputs_shape(chooser: Chooser) -> dict[str, int]:
     slots = between(chooser, 1, 4, "num_padding_slots")
-    return {**_draw_shape(chooser), "num_padding_slots": slots, "shift_input_ids": chooser.choose(2, "shift_input_ids")}
+    return {
+        **draw_ragged_shape(chooser),
+        "num_padding_slots": slots,
+        "shift_input_ids": chooser.choose(2, "shift_input_ids"),
+    }
+
+
+def _draw_block_shape(chooser: Chooser) -> dict[str, int]:
+    page_size = pick(chooser, PAGE_SIZES, "page_size")
+    return {**draw_ragged_shape(chooser), "page_size": page_size, "has_rejected": pick(chooser, (1, 0), "has_rejected")}
 
 
 def _draw_expand_shape(chooser: Chooser) -> dict[str, int]:
-    return {**_draw_shape(chooser), "replace_from": pick(chooser, (0, -1), "replace_from")}
+    return {**draw_ragged_shape(chooser), "replace_from": pick(chooser, (0, -1), "replace_from")}
 
 
-def _draw_sampled_shape(chooser: Chooser) -> dict[str, int]:
-    shape = {**_draw_shape(chooser), "vocab_size": between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")}
+def draw_sampled_shape(chooser: Chooser) -> dict[str, int]:
+    shape = {**draw_ragged_shape(chooser), "vocab_size": between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")}
     zero_coins = pick(chooser, (0, 0, 1), "coins of 0")
     has_draft_probs = chooser.choose(2, "has_draft_probs")
     has_placeholders, has_nan = pick(chooser, ((0, 0), (0, 0), (0, 1), (1, 0)), "placeholders, or rows of NaN")
@@ -292,14 +336,14 @@ def _draw_sampled_shape(chooser: Chooser) -> dict[str, int]:
 
 
 def _draw_next_token_shape(chooser: Chooser) -> dict[str, int]:
-    return {**_draw_shape(chooser), "vocab_size": pick(chooser, (3, 32_000, 151_936), "vocab_size")}
+    return {**draw_ragged_shape(chooser), "vocab_size": pick(chooser, (3, 32_000, 151_936), "vocab_size")}
 
 
 def _draw_step_shape(chooser: Chooser) -> dict[str, int]:
     page_size = pick(chooser, PAGE_SIZES, "page_size")
     pages = between(chooser, 1, SEQ_PAGES_MAX, "pages")
     max_model_len = max(2, pages * page_size - pick(chooser, (0, 1), "max_model_len below the end of a page"))
-    shape = {**_draw_shape(chooser), "page_size": page_size, "max_model_len": max_model_len}
+    shape = {**draw_ragged_shape(chooser), "page_size": page_size, "max_model_len": max_model_len}
     return {**shape, "padding": between(chooser, 0, 3, "padding requests")}
 
 
@@ -307,7 +351,7 @@ def _draw_single(chooser: Chooser) -> dict[str, int]:
     return {"is_ragged": chooser.choose(2, "requests have drafts of their own number")}
 
 
-def _cases(draw_shape: Callable[[Chooser], dict[str, int]], make: Callable[[Draws, Sizes], Case]) -> Cases:
+def ragged_cases(draw_shape: Callable[[Chooser], dict[str, int]], make: Callable[[Draws, Sizes], Case]) -> Cases:
     return Cases(draw_shape, make, draw_single=_draw_single)
 
 
@@ -342,15 +386,16 @@ def _any_emitted(case: Case, expected: Tensors) -> Tensors:
     return {"output_token_ids": is_any.to(output.device) & (output >= 0)}
 
 
-_greedy = _cases(_draw_shape, _make_greedy)
-_rejection = _cases(_draw_sampled_shape, _maker(verify_ragged_rejection))
-_races = _cases(_draw_sampled_shape, _maker(sample_recovered_tokens))
-_whole = _cases(_draw_sampled_shape, _maker(verify_ragged_sampled))
-_expand = _cases(_draw_expand_shape, _make_expand)
-_inputs = _cases(_draw_shape, _make_inputs)
-_next_token = _cases(_draw_next_token_shape, _make_next_token)
-_step = _cases(_draw_step_shape, _make_step)
-_draft_inputs = _cases(_draw_inputs_shape, _make_draft_inputs)
+_greedy = ragged_cases(draw_ragged_shape, _make_greedy)
+_rejection = ragged_cases(draw_sampled_shape, _maker(verify_ragged_rejection))
+_races = ragged_cases(draw_sampled_shape, _maker(sample_recovered_tokens))
+_whole = ragged_cases(draw_sampled_shape, _maker(verify_ragged_sampled))
+_expand = ragged_cases(_draw_expand_shape, _make_expand)
+_inputs = ragged_cases(draw_ragged_shape, _make_inputs)
+_next_token = ragged_cases(_draw_next_token_shape, _make_next_token)
+_step = ragged_cases(_draw_step_shape, _make_step)
+_draft_inputs = ragged_cases(_draw_inputs_shape, _make_draft_inputs)
+_block_inputs = ragged_cases(_draw_block_shape, _make_block_inputs)
 
 OPS: tuple[Op, ...] = (
     operation(verify_ragged_greedy, "ragged_drafts", _greedy),
@@ -362,4 +407,5 @@ OPS: tuple[Op, ...] = (
     operation(prepare_next_token_padded, "ragged_drafts", _next_token),
     operation(step_slot_mapping, "ragged_drafts", _step),
     operation(expand_draft_inputs, "ragged_drafts", _draft_inputs, compared=_defined_inputs),
+    operation(expand_block_inputs, "ragged_drafts", _block_inputs),
 )

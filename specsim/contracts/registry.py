@@ -6,7 +6,9 @@ from specsim.contracts import (
     accepted,
     block_drafts,
     cache_locs,
+    deferred,
     draft_inputs,
+    draft_steps,
     drafting,
     frequencies,
     kv,
@@ -30,17 +32,19 @@ _FAMILIES = (
         verify_logits_sampled,
         frequencies,
         ragged_drafts,
+        deferred,
         ragged_verify,
         block_drafts,
         draft_inputs,
         step_inputs,
+        draft_steps,
     ),
 )
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
 # Samplers with random numbers of their own, layouts of other engines, and what is a few lines of PyTorch. Every other
 # operation has a kernel of ours.
-_WITHOUT = (frequencies, ragged_drafts, ragged_verify, block_drafts, draft_inputs, step_inputs)
+_WITHOUT = (frequencies, ragged_drafts, deferred, ragged_verify, block_drafts, draft_inputs, step_inputs, draft_steps)
 WITHOUT_A_KERNEL = frozenset(op.name for family in _WITHOUT for op in family.OPS)
 
 # The reference as a provider: `specsim check specsim.contracts.registry:REFERENCE`.

@@ -31,7 +31,20 @@ from specsim.reference.step_inputs import (
     prepare_prefill_inputs,
 )
 
-__all__ = ["OPS"]
+__all__ = [
+    "OPS",
+    "DrawnStep",
+    "batch_tokens",
+    "draw_shape",
+    "draw_step",
+    "maker",
+    "max_model_len",
+    "owners",
+    "sampled_of",
+    "sizes_of",
+    "starts_of",
+    "state_tensors",
+]
 
 NUM_STEPS_MAX = 8
 TOKENS_START = 2**17
@@ -43,7 +56,7 @@ BLOCK_SIZES = (1, 4, 16)
 NUM_GROUPS_MAX = 3
 
 
-class _Step(NamedTuple):
+class DrawnStep(NamedTuple):
     """A step: of each request [n] its row of state, tokens to prefill, tokens before the step, of the step, of them
     drafts, and rows of logits; `samples` says whether the step reaches the end of what is to be prefilled.
     """
@@ -66,11 +79,11 @@ class _Step(NamedTuple):
 
     @property
     def query_start_loc(self) -> Tensor:
-        return _starts(self.queries)
+        return starts_of(self.queries)
 
     @property
     def cu_num_logits(self) -> Tensor:
-        return _starts(self.num_logits)
+        return starts_of(self.num_logits)
 
     def state(self, values: Tensor) -> Tensor:
         """[num_rows, ...]: what the requests have, at their rows, and a number at the rows of nobody."""
@@ -79,21 +92,21 @@ class _Step(NamedTuple):
         return spread
 
 
-def _starts(counts: Tensor) -> Tensor:
+def starts_of(counts: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(counts[:1]), counts.cumsum(0)]).to(torch.int32)
 
 
-def _owners(counts: Tensor) -> tuple[Tensor, Tensor]:
+def owners(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Of each element the request that it is of, and its number among that one's."""
     owner = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts)
-    return owner, torch.arange(owner.shape[0], device=counts.device) - _starts(counts).long()[:-1][owner]
+    return owner, torch.arange(owner.shape[0], device=counts.device) - starts_of(counts).long()[:-1][owner]
 
 
-def _max_model_len(shape: Sizes) -> int:
+def max_model_len(shape: Sizes) -> int:
     return PREFILL_MAX + GENERATED_MAX + shape["num_steps"] + 1 + SPARE
 
 
-def _draw_step(draws: Draws, shape: Sizes) -> _Step:
+def draw_step(draws: Draws, shape: Sizes) -> DrawnStep:
     num_steps, new = shape["num_steps"], shape.get("num_new_sampled_tokens", 1)
     kind = draws.below("kind of request", 6)
     prefill = 1 + draws.below("tokens to prefill", PREFILL_MAX)
@@ -109,28 +122,28 @@ def _draw_step(draws: Draws, shape: Sizes) -> _Step:
     queries = torch.where(decodes, new + drafts, rest + drafts)
     row = draws.order_of_all("row of the state", 2)[:, 0]
     samples = computed + queries >= prefill
-    return _Step(row, prefill, computed, queries, drafts, drafts + new, samples)
+    return DrawnStep(row, prefill, computed, queries, drafts, drafts + new, samples)
 
 
-def _tokens(draws: Draws, step: _Step, what: str, shape: Sizes) -> Tensor:
+def batch_tokens(draws: Draws, step: DrawnStep, what: str, shape: Sizes) -> Tensor:
     """[num_tokens] int32: a token for each of the batch, and some behind it."""
-    owner, place = _owners(step.queries)
-    labels = draws.labels(what, _max_model_len(shape))
+    owner, place = owners(step.queries)
+    labels = draws.labels(what, max_model_len(shape))
     behind = torch.arange(shape.get("padding", 0), device=owner.device)
     return torch.cat([TOKENS_START + labels[owner, place], behind]).to(torch.int32)
 
 
-def _sizes(shape: Sizes, step: _Step, **more: int) -> dict[str, int]:
+def sizes_of(shape: Sizes, step: DrawnStep, **more: int) -> dict[str, int]:
     n, num_steps = step.row.shape[0], shape["num_steps"]
     sizes = {**shape, "bs": n, "topk": 1, "num_draft_tokens": num_steps + 1, "accept_width": num_steps + 1}
-    counts = {"num_starts": n + 1, "max_num_reqs": step.num_rows, "max_model_len": _max_model_len(shape)}
+    counts = {"num_starts": n + 1, "max_num_reqs": step.num_rows, "max_model_len": max_model_len(shape)}
     tokens = int(step.queries.sum()) + shape.get("padding", 0)
     return {**sizes, **counts, "num_tokens": tokens, "num_logits": int(step.num_logits.sum()), **more}
 
 
-def _state_tensors(draws: Draws, step: _Step, shape: Sizes) -> Tensors:
+def state_tensors(draws: Draws, step: DrawnStep, shape: Sizes) -> Tensors:
     """All that several operations read of a step."""
-    every = draws.labels("token of a request", _max_model_len(shape))
+    every = draws.labels("token of a request", max_model_len(shape))
     return {
         "idx_mapping": step.idx_mapping,
         "query_start_loc": step.query_start_loc,
@@ -142,42 +155,42 @@ def _state_tensors(draws: Draws, step: _Step, shape: Sizes) -> Tensors:
     }
 
 
-def _maker(
-    names: str, more: Callable[[Draws, Sizes, _Step], Tensors] = lambda _draws, _shape, _step: {}
+def maker(
+    names: str, more: Callable[[Draws, Sizes, DrawnStep], Tensors] = lambda _draws, _shape, _step: {}
 ) -> Callable[[Draws, Sizes], Case]:
     """Makes cases of those of the state's tensors, and more."""
 
     def make(draws: Draws, shape: Sizes) -> Case:
-        step = _draw_step(draws, shape)
-        of_state = _state_tensors(draws, step, shape)
-        return Case(_sizes(shape, step), {**{n: of_state[n] for n in names.split()}, **more(draws, shape, step)})
+        step = draw_step(draws, shape)
+        of_state = state_tensors(draws, step, shape)
+        return Case(sizes_of(shape, step), {**{n: of_state[n] for n in names.split()}, **more(draws, shape, step)})
 
     return make
 
 
-def _more_of_prefills(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
+def _more_of_prefills(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
     ahead = TOKENS_START + draws.labels("token ahead", shape["num_lookahead"])
     return {
-        "input_ids": _tokens(draws, step, "old input", shape),
+        "input_ids": batch_tokens(draws, step, "old input", shape),
         "next_prefill_tokens": step.state(ahead).T.contiguous().to(torch.int32),
     }
 
 
-def _more_of_combined(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
+def _more_of_combined(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
     return {
-        "input_ids": _tokens(draws, step, "old input", shape),
+        "input_ids": batch_tokens(draws, step, "old input", shape),
         "last_sampled_tokens": step.state(TOKENS_START + draws.labels("last sampled token")),
         "draft_tokens": step.state(TOKENS_START + draws.labels("draft", shape["num_steps"])),
     }
 
 
-def _more_of_gathered(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
-    owner, place = _owners(step.queries)
+def _more_of_gathered(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
+    owner, place = owners(step.queries)
     behind = torch.zeros(shape["padding"], dtype=torch.int64, device=owner.device)
-    rows, local = _owners(step.num_logits)
+    rows, local = owners(step.num_logits)
     ends = step.query_start_loc[1:].long()
     return {
-        "input_ids": _tokens(draws, step, "input", shape),
+        "input_ids": batch_tokens(draws, step, "input", shape),
         "positions": torch.cat([step.computed[owner] + place, behind]),
         "logits_indices": (ends - step.num_logits)[rows] + local,
         "expanded_idx_mapping": step.idx_mapping[rows],
@@ -185,7 +198,7 @@ def _more_of_gathered(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
     }
 
 
-def _sampled(draws: Draws, shape: Sizes, step: _Step) -> tuple[Tensor, Tensor]:
+def sampled_of(draws: Draws, shape: Sizes, step: DrawnStep) -> tuple[Tensor, Tensor]:
     """What each request sampled [n, accept_width], some of it twice, and how many tokens that is [n]."""
     width = shape["num_steps"] + 1
     kind = draws.below("accepted drafts", 3)
@@ -193,20 +206,20 @@ def _sampled(draws: Draws, shape: Sizes, step: _Step) -> tuple[Tensor, Tensor]:
     return draws.below("sampled token", VOCAB_SIZE, width), torch.where(step.samples, accepted + 1, 0)
 
 
-def _more_of_flattened(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
-    sampled, count = _sampled(draws, shape, step)
+def _more_of_flattened(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
+    sampled, count = sampled_of(draws, shape, step)
     return {"sampled": sampled, "num_sampled": count.to(torch.int32)}
 
 
-def _more_of_counts(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
-    _tokens_of_step, count = _sampled(draws, shape, step)
+def _more_of_counts(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
+    _tokens_of_step, count = sampled_of(draws, shape, step)
     return {"num_sampled": torch.where(step.samples, count, 1).to(torch.int32)}
 
 
 def _make_post_update(draws: Draws, shape: Sizes) -> Case:
-    step = _draw_step(draws, shape)
-    of_state = _state_tensors(draws, step, shape)
-    sampled, count = _sampled(draws, shape, step)
+    step = draw_step(draws, shape)
+    of_state = state_tensors(draws, step, shape)
+    sampled, count = sampled_of(draws, shape, step)
     total = torch.maximum(step.prefill, step.computed + 1)
     left_alone = draws.padding() & bool(shape["has_padding"])
     counts = draws.below("times that a token was sampled", 4, VOCAB_SIZE)
@@ -220,12 +233,12 @@ def _make_post_update(draws: Draws, shape: Sizes) -> Case:
         "num_rejected": torch.where(step.samples, step.num_logits - count, 0).to(torch.int32),
         "total_len": step.state(total).to(torch.int32),
     }
-    return Case(_sizes(shape, step, vocab_size=VOCAB_SIZE), tensors)
+    return Case(sizes_of(shape, step, vocab_size=VOCAB_SIZE), tensors)
 
 
-def _block_tables(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
+def _block_tables(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
     """Tables that have a block for each token, whatever the size of a block."""
-    groups, width = shape["num_groups"], _max_model_len(shape)
+    groups, width = shape["num_groups"], max_model_len(shape)
     blocks = 1 + draws.labels("block", groups * width).view(-1, groups, width)  # [n, G, W]
     sizes = [BLOCK_SIZES[draws.common(f"size of the blocks of group {g}", len(BLOCK_SIZES))] for g in range(groups)]
     return {
@@ -235,7 +248,7 @@ def _block_tables(draws: Draws, shape: Sizes, step: _Step) -> Tensors:
 
 
 def _make_block_tables(draws: Draws, shape: Sizes) -> Case:
-    step = _draw_step(draws, shape)
+    step = draw_step(draws, shape)
     groups, tables = shape["num_groups"], _block_tables(draws, shape, step)
     sizes = tables["block_sizes"].long()[:, None]  # [G, 1]
     needed = (step.computed + step.queries + sizes - 1) // sizes  # [G, n]
@@ -243,19 +256,19 @@ def _make_block_tables(draws: Draws, shape: Sizes) -> Case:
     if groups > 1:
         reach[0] = 0
     tensors = {
-        **_state_tensors(draws, step, shape),
+        **state_tensors(draws, step, shape),
         **tables,
         "num_blocks": step.state(needed.T).T.contiguous().to(torch.int32),
         "sliding_window_reach": torch.tensor(reach, dtype=torch.int32, device=draws.device),
     }
     names = ("idx_mapping", "num_computed_tokens", *tables, "num_blocks", "sliding_window_reach")
-    more = {"padded_bs": step.row.shape[0] + shape["padding"], "max_num_blocks": _max_model_len(shape)}
-    return Case(_sizes(shape, step, **more), {name: tensors[name] for name in names})
+    more = {"padded_bs": step.row.shape[0] + shape["padding"], "max_num_blocks": max_model_len(shape)}
+    return Case(sizes_of(shape, step, **more), {name: tensors[name] for name in names})
 
 
 def _make_slot_mappings(draws: Draws, shape: Sizes) -> Case:
-    step = _draw_step(draws, shape)
-    groups, (owner, place) = shape["num_groups"], _owners(step.queries)
+    step = draw_step(draws, shape)
+    groups, (owner, place) = shape["num_groups"], owners(step.queries)
     left_alone = draws.padding() & bool(shape["has_padding"])
     enabled = [not shape["has_disabled"] or bool(draws.common(f"group {g}", 2)) for g in range(groups)]
     tensors = {
@@ -265,19 +278,19 @@ def _make_slot_mappings(draws: Draws, shape: Sizes) -> Case:
         **_block_tables(draws, shape, step),
         "slot_mapping_enabled": torch.tensor(enabled, device=draws.device),
     }
-    more = {"padded_tokens": owner.shape[0] + shape["padding"], "max_num_blocks": _max_model_len(shape)}
-    return Case(_sizes({**shape, "padding": 0}, step, **more) | {"padding": shape["padding"]}, tensors)
+    more = {"padded_tokens": owner.shape[0] + shape["padding"], "max_num_blocks": max_model_len(shape)}
+    return Case(sizes_of({**shape, "padding": 0}, step, **more) | {"padding": shape["padding"]}, tensors)
 
 
 # Shapes of batches
 
 
-def _draw_shape(chooser: Chooser) -> dict[str, int]:
+def draw_shape(chooser: Chooser) -> dict[str, int]:
     return {"num_steps": between(chooser, 1, NUM_STEPS_MAX, "num_steps")}
 
 
 def _draw_padded(chooser: Chooser) -> dict[str, int]:
-    return {**_draw_shape(chooser), "padding": chooser.choose(SPARE + 1, "padding")}
+    return {**draw_shape(chooser), "padding": chooser.choose(SPARE + 1, "padding")}
 
 
 def _draw_prefills(chooser: Chooser) -> dict[str, int]:
@@ -295,7 +308,7 @@ def _draw_gathered(chooser: Chooser) -> dict[str, int]:
 
 
 def _draw_updated(chooser: Chooser) -> dict[str, int]:
-    return {**_draw_shape(chooser), "has_padding": pick(chooser, (0, 0, 1), "requests that are left alone")}
+    return {**draw_shape(chooser), "has_padding": pick(chooser, (0, 0, 1), "requests that are left alone")}
 
 
 def _draw_tables(chooser: Chooser) -> dict[str, int]:
@@ -330,23 +343,23 @@ def _defined_blocks(case: Case, expected: Tensors) -> Tensors:
     return {"input_block_tables": defined}
 
 
-_prefills = _maker("idx_mapping query_start_loc all_token_ids prefill_len num_computed_tokens", _more_of_prefills)
-_positions = _maker("idx_mapping query_start_loc num_computed_tokens")
-_combined = _maker("idx_mapping query_start_loc seq_lens prefill_len cu_num_logits", _more_of_combined)
-_gathered = _maker("prefill_len", _more_of_gathered)
-_flattened = _maker("cu_num_logits", _more_of_flattened)
-_counted = _maker("seq_lens cu_num_logits idx_mapping prefill_len", _more_of_counts)
+_prefills = maker("idx_mapping query_start_loc all_token_ids prefill_len num_computed_tokens", _more_of_prefills)
+_positions = maker("idx_mapping query_start_loc num_computed_tokens")
+_combined = maker("idx_mapping query_start_loc seq_lens prefill_len cu_num_logits", _more_of_combined)
+_gathered = maker("prefill_len", _more_of_gathered)
+_flattened = maker("cu_num_logits", _more_of_flattened)
+_counted = maker("seq_lens cu_num_logits idx_mapping prefill_len", _more_of_counts)
 
 OPS: tuple[Op, ...] = (
-    operation(expand_idx_mapping, "step_inputs", Cases(_draw_shape, _maker("idx_mapping cu_num_logits"))),
+    operation(expand_idx_mapping, "step_inputs", Cases(draw_shape, maker("idx_mapping cu_num_logits"))),
     operation(prepare_prefill_inputs, "step_inputs", Cases(_draw_prefills, _prefills), compared=_defined_ahead),
-    operation(prepare_pos_seq_lens, "step_inputs", Cases(_draw_shape, _positions)),
+    operation(prepare_pos_seq_lens, "step_inputs", Cases(draw_shape, _positions)),
     operation(combine_sampled_and_draft_tokens, "step_inputs", Cases(_draw_combined, _combined)),
     operation(gather_draft_sampled, "step_inputs", Cases(_draw_gathered, _gathered)),
-    operation(flatten_sampled, "step_inputs", Cases(_draw_shape, _flattened)),
-    operation(get_num_sampled_and_rejected, "step_inputs", Cases(_draw_shape, _counted)),
+    operation(flatten_sampled, "step_inputs", Cases(draw_shape, _flattened)),
+    operation(get_num_sampled_and_rejected, "step_inputs", Cases(draw_shape, _counted)),
     operation(post_update, "step_inputs", Cases(_draw_updated, _make_post_update)),
-    operation(post_update_num_computed_tokens, "step_inputs", Cases(_draw_shape, _positions)),
+    operation(post_update_num_computed_tokens, "step_inputs", Cases(draw_shape, _positions)),
     operation(gather_block_tables, "step_inputs", Cases(_draw_tables, _make_block_tables), compared=_defined_blocks),
     operation(compute_slot_mappings, "step_inputs", Cases(_draw_mapped, _make_slot_mappings)),
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +61,15 @@ class VllmProvider:
         version = self._lifter.source.version
         if names.since and version and Version(version) < Version(names.since):
             raise DriftError(f"not found: {self.name} has no such form of {names.names[0]}")
-        if self._lifter.source.exists(names.path):
+        for path in filter(self._lifter.source.exists, names.paths):
             for name in names.names:
-                if name in self._lifter.module(names.path).definitions:
-                    lifted = self._lifter.lift(names.path, name)
+                if name in self._lifter.module(path).definitions:
+                    lifted = self._lifter.lift(path, name)
                     if lifted.parameters not in names.signatures:
                         raise DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
-                    return lifted
-        raise DriftError(f"not found: {' or '.join(names.names)} in {names.path}")
+                    beside = [self._lifter.lift(path, other).value for other in names.beside]
+                    return replace(lifted, value=(lifted.value, *beside)) if beside else lifted
+        raise DriftError(f"not found: {' or '.join(names.names)} in {', '.join(names.paths)}")
 
     def _subject(self, names: Names, lifted: LiftedFunction) -> Subject:
         return Subject(

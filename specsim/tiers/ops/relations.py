@@ -72,6 +72,8 @@ LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "draft_swa_page_indices": (("full_to_swa_mapping",), ("swa_page_indices",)),
     "prepare_draft_block": (("req_to_token",), ("cache_loc",)),
     "walk_candidates": (("candidate_ids",), ("tokens",)),
+    "walk_candidates_greedy": (("candidate_ids",), ("tokens",)),
+    "best_candidates": (("candidate_ids",), ("tokens",)),
     "prepare_prefill_inputs": (
         ("input_ids", "next_prefill_tokens", "all_token_ids"),
         ("input_ids", "next_prefill_tokens"),
@@ -80,6 +82,20 @@ LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gather_draft_sampled": (("input_ids",), ("draft_sampled",)),
     "flatten_sampled": (("sampled",), ("flat_sampled",)),
     "gather_block_tables": (("block_tables",), ("input_block_tables",)),
+    "propose_ngrams": (("all_token_ids", "last_sampled_tokens"), ("draft_tokens",)),
+    "prepare_draft_prefill": (
+        ("draft_input_ids", "input_ids", "last_sampled_tokens", "next_prefill_tokens"),
+        ("draft_input_ids",),
+    ),
+    "prepare_draft_decode": (("draft_input_ids", "draft_tokens"), ("draft_input_ids",)),
+    "prepare_module_inputs": (
+        ("draft_input_ids", "input_ids", "cached_input_ids", "last_sampled_tokens", "next_prefill_tokens"),
+        ("draft_input_ids", "draft_overrides"),
+    ),
+    "pad_trailing_slots": (("slot_mappings",), ("slot_mappings",)),
+    "cache_module_inputs": (("draft_input_ids",), ("cached_input_ids",)),
+    "shift_draft_inputs": (("draft_input_ids", "next_tokens"), ("draft_input_ids",)),
+    "prepare_standalone_prefill": (("input_ids", "last_sampled_tokens"), ("draft_input_ids",)),
     "verify_logits_greedy": (("out_cache_loc",), ("target", "source")),
     "verify_logits_sampled": (("out_cache_loc",), ("target", "source")),
 }

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from specsim.engines.vllm.model_runner import V2
-from specsim.engines.vllm.operations import ragged_drafts, rejection, step_inputs
+from specsim.engines.vllm.operations import deferred, draft_steps, ragged_drafts, rejection, step_inputs
 from specsim.engines.vllm.operations.names import CoinTorch, Names
 
 IMPLEMENTATIONS = (
     *ragged_drafts.IMPLEMENTATIONS,
-    *(replace(names, runner=V2) for names in (*step_inputs.IMPLEMENTATIONS, *rejection.IMPLEMENTATIONS)),
+    *deferred.IMPLEMENTATIONS,
+    *(replace(names, runner=V2) for table in (step_inputs, rejection, draft_steps) for names in table.IMPLEMENTATIONS),
 )
 
 __all__ = ["IMPLEMENTATIONS", "CoinTorch", "Names"]

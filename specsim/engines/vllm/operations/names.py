@@ -50,19 +50,20 @@ class CoinTorch:
 class Names:
     """An implementation of an operation.
 
-    `names`       it has had, newest first, in the file `path`
+    `names`       it has had, newest first, in the file `path`, or in files, newest first
     `signatures`  its parameters, as they were: a tuple for each form, or their beginning, ended by ...
     `launch`      `launch(value, coins, **contract arguments)` calls it, and returns the outputs unless they are named
     `variant`     distinguishes it from another implementation of the same operation, "" for the first one
     `accepts`     the sizes that it is made for
     `prepare`     makes what is called of what was lifted. DriftError where it cannot
     `runner`      the model runner that calls it
+    `beside`      other names of that file: `launch` gets all of them, in order
     `since`       the first release of which that is so, "" for all; a checkout of no release is newer
     """
 
     op: str
     names: tuple[str, ...]
-    path: str
+    path: str | tuple[str, ...]
     signatures: tuple[tuple[str, ...], ...]
     launch: Callable[..., Any]
     variant: str = ""
@@ -70,7 +71,12 @@ class Names:
     cost: int = 3
     prepare: Callable[[Any], Any] = lambda value: value
     runner: str = V1
+    beside: tuple[str, ...] = ()
     since: str = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else self.path
 
     @property
     def subject(self) -> str:

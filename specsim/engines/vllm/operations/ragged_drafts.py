@@ -255,6 +255,36 @@ def _draft_inputs(
     )
 
 
+def _block_inputs(
+    kernel: Any,
+    _coins: CoinTorch,
+    next_token_ids: Tensor,
+    target_positions: Tensor,
+    query_start_loc: Tensor,
+    num_rejected: Tensor,
+    block_table: Tensor,
+    mask_token_id: int,
+    page_size: int,
+    num_steps: int,
+    has_rejected: int,
+    block_ids: Tensor,
+    block_positions: Tensor,
+    block_slots: Tensor,
+    context_positions: Tensor,
+    context_slots: Tensor,
+    sample_indices: Tensor,
+) -> None:
+    longest = int(query_start_loc.diff().max()) + num_steps + 1
+    block = min(4, 1 << (longest - 1).bit_length())  # few, so that requests have more than one block
+    kernel[(len(next_token_ids), -(-longest // block))](
+        *(next_token_ids, target_positions, block_ids, context_positions, block_positions, context_slots, block_slots),
+        *(sample_indices, block_table, block_table.stride(0), query_start_loc, num_rejected if has_rejected else 0),
+        *(mask_token_id, page_size, num_steps + 1, num_steps, len(target_positions)),
+        BLOCK_SIZE=block,
+        HAS_NUM_REJECTED=bool(has_rejected),
+    )
+
+
 def _usual(sizes: Sizes) -> bool:
     return not sizes["zero_coins"] and not sizes["has_placeholders"]
 
@@ -369,6 +399,21 @@ _NAMED: tuple[Names, ...] = (
             ),
         ),
         _step,
+    ),
+    Names(
+        "expand_block_inputs",
+        ("copy_and_expand_dflash_inputs_kernel",),
+        UTILS,
+        (
+            (
+                *("next_token_ids_ptr", "target_positions_ptr", "out_input_ids_ptr", "out_context_positions_ptr"),
+                *("out_query_positions_ptr", "out_context_slot_mapping_ptr", "out_query_slot_mapping_ptr"),
+                *("out_token_indices_ptr", "block_table_ptr", "block_table_stride", "query_start_loc_ptr"),
+                *("num_rejected_tokens_ptr", "parallel_drafting_token_id", "block_size", "num_query_per_req"),
+                *("num_speculative_tokens", "total_input_tokens", "BLOCK_SIZE", "HAS_NUM_REJECTED"),
+            ),
+        ),
+        _block_inputs,
     ),
     Names("expand_draft_inputs", ("copy_and_expand_eagle_inputs_kernel",), UTILS, (_COPY,), _draft_inputs),
 )
