@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.argument_tables import contract
+from specsim.reference.cache_locs import ragged_segments
 
 
 @contract(
@@ -98,8 +99,8 @@ def _owners(ends: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
     if validation.enabled():
         validation.require_all(counts >= 0, "cu_num_draft_tokens", ends, "at least what is before it")
         validation.require_scalar("the end of cu_num_draft_tokens", int(ends[-1]), len(drafts), len(drafts))
-    owner = torch.arange(len(ends), device=ends.device).repeat_interleave(counts)
-    return owner, ends[owner].long() - 1 - torch.arange(len(owner), device=ends.device)
+    owner, place = ragged_segments(counts)
+    return owner, counts[owner] - 1 - place
 
 
 def _at(rows: Tensor, tokens: Tensor, valid: Tensor) -> Tensor:

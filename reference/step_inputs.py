@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.argument_tables import contract, fields
+from specsim.reference.cache_locs import ragged_segments
 
 PLACEHOLDER = -1  # a draft that must not be verified
 NO_ROW = -1  # of a request that is left alone
@@ -403,10 +404,7 @@ def owners_of(starts: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Of each element the request that it is of, and its number among that one's, int64."""
     if validation.enabled():
         _check_rising(name, starts)
-    starts = starts.long()
-    request = torch.arange(starts.shape[0] - 1, device=starts.device)
-    owner = request.repeat_interleave(starts.diff())
-    return owner, torch.arange(owner.shape[0], device=starts.device) - starts[:-1][owner]
+    return ragged_segments(starts.long().diff())
 
 
 def _check_rising(name: str, starts: Tensor) -> None:

@@ -11,8 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What is printed is what a user's terminal of 100 columns shows, in CI too, where pytest prints more."""
-    here = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER")}
+    """What is printed is what a user's terminal of 100 columns shows, also where CI or somebody's options for pytest
+    would print more.
+    """
+    others = ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS")
+    here = {name: value for name, value in os.environ.items() if name not in others}
     command = [sys.executable, "-m", "pytest", "-p", "specsim.pytest_plugin", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         command,

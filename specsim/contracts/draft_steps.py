@@ -23,12 +23,12 @@ from specsim.contracts.step_inputs import (
     draw_step,
     maker,
     max_model_len,
-    owners,
     sampled_of,
     sizes_of,
     starts_of,
     state_tensors,
 )
+from specsim.reference.cache_locs import ragged_segments
 from specsim.reference.draft_steps import (
     apply_grammar_bitmask,
     cache_module_inputs,
@@ -61,7 +61,7 @@ LONG_MAX = 150  # tokens of a prompt
 
 def _positions(step: DrawnStep) -> Tensor:
     """[num_tokens] int64."""
-    owner, place = owners(step.queries)
+    owner, place = ragged_segments(step.queries)
     return step.computed[owner] + place
 
 

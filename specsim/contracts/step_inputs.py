@@ -16,6 +16,7 @@ from torch import Tensor
 from specsim.choices.chooser import Chooser, between, pick
 from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
 from specsim.contracts.draws import Draws
+from specsim.reference.cache_locs import ragged_segments
 from specsim.reference.step_inputs import (
     NO_ROW,
     combine_sampled_and_draft_tokens,
@@ -39,7 +40,6 @@ __all__ = [
     "draw_step",
     "maker",
     "max_model_len",
-    "owners",
     "sampled_of",
     "sizes_of",
     "starts_of",
@@ -96,12 +96,6 @@ def starts_of(counts: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(counts[:1]), counts.cumsum(0)]).to(torch.int32)
 
 
-def owners(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each element the request that it is of, and its number among that one's."""
-    owner = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts)
-    return owner, torch.arange(owner.shape[0], device=counts.device) - starts_of(counts).long()[:-1][owner]
-
-
 def max_model_len(shape: Sizes) -> int:
     return PREFILL_MAX + GENERATED_MAX + shape["num_steps"] + 1 + SPARE
 
@@ -127,7 +121,7 @@ def draw_step(draws: Draws, shape: Sizes) -> DrawnStep:
 
 def batch_tokens(draws: Draws, step: DrawnStep, what: str, shape: Sizes) -> Tensor:
     """[num_tokens] int32: a token for each of the batch, and some behind it."""
-    owner, place = owners(step.queries)
+    owner, place = ragged_segments(step.queries)
     labels = draws.labels(what, max_model_len(shape))
     behind = torch.arange(shape.get("padding", 0), device=owner.device)
     return torch.cat([TOKENS_START + labels[owner, place], behind]).to(torch.int32)
@@ -185,9 +179,9 @@ def _more_of_combined(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
 
 
 def _more_of_gathered(draws: Draws, shape: Sizes, step: DrawnStep) -> Tensors:
-    owner, place = owners(step.queries)
+    owner, place = ragged_segments(step.queries)
     behind = torch.zeros(shape["padding"], dtype=torch.int64, device=owner.device)
-    rows, local = owners(step.num_logits)
+    rows, local = ragged_segments(step.num_logits)
     ends = step.query_start_loc[1:].long()
     return {
         "input_ids": batch_tokens(draws, step, "input", shape),
@@ -268,7 +262,7 @@ def _make_block_tables(draws: Draws, shape: Sizes) -> Case:
 
 def _make_slot_mappings(draws: Draws, shape: Sizes) -> Case:
     step = draw_step(draws, shape)
-    groups, (owner, place) = shape["num_groups"], owners(step.queries)
+    groups, (owner, place) = shape["num_groups"], ragged_segments(step.queries)
     left_alone = draws.padding() & bool(shape["has_padding"])
     enabled = [not shape["has_disabled"] or bool(draws.common(f"group {g}", 2)) for g in range(groups)]
     tensors = {

@@ -16,10 +16,11 @@ from specsim.engines.sglang.operations.names import (
     host_call,
     named,
     on_grid,
+    option_kernel,
     overlap_worker,
     power_of_two,
 )
-from specsim.engines.sglang.operations.ragged_verify import ROWS_MAX, few_draws, option_kernel, with_values
+from specsim.engines.sglang.operations.ragged_verify import ROWS_MAX, few_draws, with_values
 from specsim.engines.sglang.operations.trees import OnGpu
 
 Tensor = torch.Tensor

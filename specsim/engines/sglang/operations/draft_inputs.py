@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-
 from specsim.contracts.contract import Sizes, Tensors
+from specsim.contracts.registry import OPS
 from specsim.engines.sglang.operations.names import (
     KernelLaunch,
     KernelNames,
     as_is,
-    by_option,
     host_call,
     named,
     on_grid,
+    option_kernel,
     power_of_two,
     words,
 )
@@ -73,10 +72,9 @@ def _launch_block_lens(sizes: Sizes, t: Tensors) -> KernelLaunch:
 def _launch_gather(sizes: Sizes, t: Tensors) -> KernelLaunch:
     """Its lengths are those of each token of the blocks."""
     ndt, prefix = sizes["num_draft_tokens"], t["prefix_lens"]
-    step = torch.arange(1, ndt + 1, device=prefix.device)
     more = {"valid_from": t["valid_from"]} if sizes["has_valid_from"] else {}
     return host_call(
-        seq_lens_casual=(prefix[:, None] + step).flatten().to(torch.int32),
+        seq_lens_casual=OPS["block_seq_lens_causal"].reference(prefix, ndt),
         req_pool_indices_repeated=t["req_pool_indices"].repeat_interleave(ndt),
         block_size=ndt,
         swa_window=sizes["window"],
@@ -114,8 +112,8 @@ def _launch_buffers(sizes: Sizes, t: Tensors) -> KernelLaunch:
     )
 
 
-_GATHER = words("seq_lens_casual req_pool_indices_repeated block_size swa_window")
-_PAGE_INDICES = words(
+_GATHER = "seq_lens_casual req_pool_indices_repeated block_size swa_window"
+_PAGE_INDICES = (
     "req_to_token full_to_swa_mapping req_pool_indices_per_request offsets out_loc context_lens block_size swa_window "
     "page_index_aligned_size"
 )
@@ -139,87 +137,56 @@ KERNELS: tuple[KernelNames, ...] = (
         (words("seq_lens num_draft_tokens with_mrope"),),
         _launch_layout,
     ),
-    KernelNames(
+    option_kernel(
         "widened_draft_extend_locs",
-        places("compute_widened_draft_extend_locs_positions_triton"),
-        (
-            words(
-                "seq_lens req_pool_indices req_to_token stash_valid_lens draft_token_num num_front_tokens "
-                "num_warmup_tokens"
-            ),
-        ),
+        "compute_widened_draft_extend_locs_positions_triton",
+        "seq_lens req_pool_indices req_to_token stash_valid_lens draft_token_num num_front_tokens num_warmup_tokens",
         _launch_widened,
-        reach=by_option,
     ),
-    KernelNames(
+    option_kernel(
         "rebuild_compact_draft_req_to_token",
-        places("rebuild_compact_draft_req_to_token_func"),
-        (
-            words(
-                "draft_req_to_token target_req_to_token req_pool_indices suffix_start draft_prefix_lens "
-                "verify_out_cache_loc_2d batch_size block_size"
-            ),
-        ),
+        "rebuild_compact_draft_req_to_token_func",
+        "draft_req_to_token target_req_to_token req_pool_indices suffix_start draft_prefix_lens "
+        "verify_out_cache_loc_2d batch_size block_size",
         _launch_compact,
-        reach=by_option,
     ),
-    KernelNames(
+    option_kernel(
         "generate_draft_decode_window_kv_indices",
-        places("generate_draft_decode_window_kv_indices"),
-        (
-            words(
-                "req_pool_indices req_to_token paged_kernel_lens window_kv_indices window_kv_indptr positions "
-                "row_stride kv_indices_stride kv_indptr_stride bs_upper iter_upper num_tokens_upper page_size window "
-                "ENTRY_PAGE_SIZE v2p TRANSLATE"
-            ),
-        ),
+        "generate_draft_decode_window_kv_indices",
+        "req_pool_indices req_to_token paged_kernel_lens window_kv_indices window_kv_indptr positions "
+        "row_stride kv_indices_stride kv_indptr_stride bs_upper iter_upper num_tokens_upper page_size window "
+        "ENTRY_PAGE_SIZE v2p TRANSLATE",
         _launch_window,
         cost=10,
-        reach=by_option,
     ),
-    KernelNames(
+    option_kernel(
         "fill_draft_extend_buffers",
-        places("fill_draft_extend_prepare_buffers_triton"),
-        (
-            words(
-                "input_ids positions out_cache_loc src_input_ids src_positions src_out_cache_loc seq_lens "
-                "req_pool_indices num_correct_drafts num_accept_tokens select_index temperatures src_seq_lens "
-                "src_req_pool_indices src_num_correct_drafts src_num_accept_tokens src_temperatures hidden_states "
-                "src_hidden_states global_num_tokens global_num_tokens_for_logprob raw_bs bs num_tokens_per_bs "
-                "num_front_tokens seq_len_fill_value"
-            ),
-        ),
+        "fill_draft_extend_prepare_buffers_triton",
+        "input_ids positions out_cache_loc src_input_ids src_positions src_out_cache_loc seq_lens "
+        "req_pool_indices num_correct_drafts num_accept_tokens select_index temperatures src_seq_lens "
+        "src_req_pool_indices src_num_correct_drafts src_num_accept_tokens src_temperatures hidden_states "
+        "src_hidden_states global_num_tokens global_num_tokens_for_logprob raw_bs bs num_tokens_per_bs "
+        "num_front_tokens seq_len_fill_value",
         _launch_buffers,
-        reach=by_option,
     ),
-    KernelNames(
-        "block_seq_lens_causal",
-        places("build_block_seq_lens_causal_triton"),
-        (words("seq_lens block_size device"),),
-        _launch_block_lens,
-        reach=by_option,
+    option_kernel(
+        "block_seq_lens_causal", "build_block_seq_lens_causal_triton", "seq_lens block_size device", _launch_block_lens
     ),
-    KernelNames(
+    option_kernel(
         "draft_window_gather",
-        places("compute_dspark_window_gather_triton"),
-        (_GATHER, (*_GATHER, "valid_from")),
+        "compute_dspark_window_gather_triton",
+        (_GATHER, f"{_GATHER} valid_from"),
         _launch_gather,
         accepts=lambda sizes: not sizes["has_valid_from"],
-        reach=by_option,
     ),
-    KernelNames(
+    option_kernel(
         "draft_window_gather",
-        places("compute_dspark_window_gather_triton"),
-        ((*_GATHER, "valid_from"),),
+        "compute_dspark_window_gather_triton",
+        f"{_GATHER} valid_from",
         _launch_gather,
         variant="valid from",
-        reach=by_option,
     ),
-    KernelNames(
-        "draft_swa_page_indices",
-        places("build_dspark_swa_page_indices_triton"),
-        (_PAGE_INDICES,),
-        _launch_page_indices,
-        reach=by_option,
+    option_kernel(
+        "draft_swa_page_indices", "build_dspark_swa_page_indices_triton", _PAGE_INDICES, _launch_page_indices
     ),
 )

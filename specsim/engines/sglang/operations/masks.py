@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from specsim.contracts.contract import Sizes, Tensors
-from specsim.engines.sglang.operations.names import CallerNames, KernelLaunch, KernelNames, by_option, host_call, words
+from specsim.engines.sglang.operations.names import (
+    CallerNames,
+    KernelLaunch,
+    KernelNames,
+    host_call,
+    option_kernel,
+    words,
+)
 from specsim.engines.sglang.where import places
 
 
@@ -27,12 +34,8 @@ def _launch_pack(_sizes: Sizes, t: Tensors) -> KernelLaunch:
 
 
 KERNELS: tuple[KernelNames, ...] = (
-    KernelNames(
-        "apply_token_bitmask",
-        places("apply_token_bitmask_inplace_triton"),
-        (("logits", "bitmask", "indices"),),
-        _launch_bitmask,
-        reach=by_option,
+    option_kernel(
+        "apply_token_bitmask", "apply_token_bitmask_inplace_triton", "logits bitmask indices", _launch_bitmask
     ),
     KernelNames(
         "pack_tree_mask",

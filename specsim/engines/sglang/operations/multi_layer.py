@@ -16,6 +16,7 @@ from specsim.engines.sglang.operations.names import (
     by_option,
     host_call,
     named,
+    option_kernel,
     running_batch,
     words,
 )
@@ -58,24 +59,12 @@ def _launch_widened(sizes: Sizes, t: Tensors) -> KernelLaunch:
 
 
 KERNELS: tuple[KernelNames, ...] = (
-    KernelNames(
-        "rotate_input_ids",
-        places("rotate_input_ids"),
-        (words(_ROTATE),),
-        _launch_rotate,
-        reach=by_option,
-    ),
-    KernelNames(
+    option_kernel("rotate_input_ids", "rotate_input_ids", _ROTATE, _launch_rotate),
+    option_kernel(
         "assign_hidden_states_pool",
-        places("assign_hidden_states_pool_triton"),
-        (
-            words(
-                "hidden_states req_pool_indices req_to_hidden_states_pool pool_size num_seqs extend_seq_lens "
-                "extend_start_loc"
-            ),
-        ),
+        "assign_hidden_states_pool_triton",
+        "hidden_states req_pool_indices req_to_hidden_states_pool pool_size num_seqs extend_seq_lens extend_start_loc",
         _launch_pool,
-        reach=by_option,
     ),
     KernelNames(
         "assign_new_state",
@@ -89,19 +78,14 @@ KERNELS: tuple[KernelNames, ...] = (
         cost=4,
         reach=by_option,
     ),
-    KernelNames(
-        "stash_append_boundary_state",
-        places("stash_append_boundary_state_triton"),
-        (words(f"{_STASH} set_valid"),),
-        _launch_stash,
-        reach=by_option,
+    option_kernel(
+        "stash_append_boundary_state", "stash_append_boundary_state_triton", f"{_STASH} set_valid", _launch_stash
     ),
-    KernelNames(
+    option_kernel(
         "fill_widened_draft_extend_inputs",
-        places("fill_widened_draft_extend_inputs_triton"),
-        (words(f"{_WIDENED} draft_token_num"),),
+        "fill_widened_draft_extend_inputs_triton",
+        f"{_WIDENED} draft_token_num",
         _launch_widened,
-        reach=by_option,
     ),
 )
 

@@ -16,7 +16,7 @@ import torch
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Reach
 from specsim.engines.sglang.guards import Guards
-from specsim.engines.sglang.where import Place
+from specsim.engines.sglang.where import Place, places
 
 
 def overlap_worker(guards: Guards, sizes: Sizes) -> Reach:
@@ -166,6 +166,12 @@ class CallerNames:
     def needs(self) -> str:
         """The subject of the kernel that it calls."""
         return f"kernel:{self.op}:{self.variant}" if self.variant else f"kernel:{self.op}"
+
+
+def option_kernel(op: str, function: str, signatures: str | tuple[str, ...], launch: Any, **more: Any) -> KernelNames:
+    """What servers reach with an option, by the words of its parameters."""
+    known = (signatures,) if isinstance(signatures, str) else signatures
+    return KernelNames(op, places(function), tuple(map(words, known)), launch, **{"reach": by_option, **more})
 
 
 def running_batch(**fields: Any) -> SimpleNamespace:

@@ -12,18 +12,9 @@ import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.frequencies import Frequencies, chain_frequencies, cut_chain_frequencies, evidence, histogram
-from specsim.engines.sglang.operations.names import (
-    KernelLaunch,
-    KernelNames,
-    as_is,
-    by_option,
-    host_call,
-    named,
-    words,
-)
+from specsim.engines.sglang.operations.names import KernelLaunch, KernelNames, as_is, host_call, named, option_kernel
 from specsim.engines.sglang.operations.trees import OnGpu
 from specsim.engines.sglang.stubs import Fields
-from specsim.engines.sglang.where import places
 from specsim.lifting.lift import DriftError
 
 Tensor = torch.Tensor
@@ -273,12 +264,6 @@ def _launch_counting(sizes: Sizes, t: Tensors) -> KernelLaunch:
 def few_draws(sizes: Sizes) -> bool:
     """More would take a minute in the interpreter."""
     return sizes["draws"] <= ROWS_MAX
-
-
-def option_kernel(op: str, function: str, signatures: str | tuple[str, ...], launch: Any, **more: Any) -> KernelNames:
-    """What servers reach with an option, by the words of its parameters."""
-    known = (signatures,) if isinstance(signatures, str) else signatures
-    return KernelNames(op, places(function), tuple(map(words, known)), launch, **{"reach": by_option, **more})
 
 
 _GREEDY = "candidates target_logits verify_num_draft_tokens cutoff_verify_lens"

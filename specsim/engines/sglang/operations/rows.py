@@ -17,6 +17,7 @@ from specsim.engines.sglang.operations.names import (
     by_option,
     host_call,
     named,
+    option_kernel,
     words,
 )
 from specsim.engines.sglang.where import places
@@ -102,23 +103,21 @@ KERNELS: tuple[KernelNames, ...] = (
         reach=by_option,
         strided=frozenset({"logits"}),
     ),
-    KernelNames(
+    option_kernel(
         "temperature_softmax",
-        places("wide_row_softmax_triton"),
-        (("logits", "temperatures", "out"),),
+        "wide_row_softmax_triton",
+        "logits temperatures out",
         _launch_wide_softmax,
         variant="wide-rows",
         cost=3,
-        reach=by_option,
         strided=frozenset({"probs"}),
     ),
-    KernelNames(
+    option_kernel(
         "temperature_softmax",
-        places("temperature_softmax"),
-        (("logits", "temperatures"),),
+        "temperature_softmax",
+        "logits temperatures",
         _launch_temperature_softmax,
         variant="split",
-        reach=by_option,
     ),
 )
 
