@@ -106,10 +106,11 @@ docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo 'build/site/index.html'
 
-pages: $(DEV) ## what a program writes of the pages: docs/{bugs,commands,operations}.md, rules, property_tests/PROMISES.md
+pages: $(DEV) ## what a program writes of the pages: docs/{bugs,commands,distances,operations}.md, rules, property_tests/PROMISES.md
 	TERMINAL_WIDTH=100 $(BIN)/python -m typer specsim.cli utils docs --name specsim --title Commands --output docs/commands.md
 	$(BIN)/python -m specsim.contracts > docs/operations.md
 	$(BIN)/python -m property_tests.support.bugs_page > docs/bugs.md
+	TRITON_INTERPRET=1 $(BIN)/python -m property_tests.support.distances_page > docs/distances.md
 	$(BIN)/python -m property_tests.support.rules_page
 	$(BIN)/python -m property_tests.support.promises
 

@@ -15,6 +15,7 @@ import torch
 
 from property_tests.naive import NAIVE
 from specsim.contracts.contract import WrongResultError
+from specsim.contracts.drafts import EAGER, FAMILIES, MODELS, SKEWED, TOY, TREES, Drafted
 from specsim.contracts.enumeration import (
     Proposal,
     completed,
@@ -24,14 +25,7 @@ from specsim.contracts.enumeration import (
     total_variation,
 )
 from specsim.contracts.losslessness import (
-    EAGER,
-    FAMILIES,
-    MODELS,
     NAMES,
-    SKEWED,
-    TOY,
-    TREES,
-    Drafted,
     chain_proposals,
     distance,
     distances,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.contracts.losslessness import EAGER, SKEWED, TOY, chain_proposals, exact_distribution
+from specsim.contracts.drafts import EAGER, SKEWED, TOY
+from specsim.contracts.losslessness import chain_proposals, exact_distribution
 from specsim.contracts.statistics import (
     chi_square,
     draws_needed,

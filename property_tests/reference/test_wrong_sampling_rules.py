@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from property_tests import naive
+from specsim.contracts.drafts import EAGER, SKEWED, TOY, Drafted
 from specsim.contracts.enumeration import (
     Proposal,
     expected_length,
@@ -30,10 +31,6 @@ from specsim.contracts.enumeration import (
     total_variation,
 )
 from specsim.contracts.losslessness import (
-    EAGER,
-    SKEWED,
-    TOY,
-    Drafted,
     chain_proposals,
     distance,
     exact_distribution,

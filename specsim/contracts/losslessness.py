@@ -22,24 +22,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from specsim.contracts.contract import Implementation, Role, Tensors, WrongResultError
+from specsim.contracts.drafts import FAMILIES, MODELS, ONE, TOY, TREES, Drafted, Row, drawn_drafts, prefixes
 from specsim.contracts.enumeration import (
     Distribution,
     Proposal,
     Target,
     Tokens,
-    Weights,
     block_acceptance,
     cdf,
     chain_acceptance,
     completed,
-    normalised,
     output_distribution,
     residual,
     sibling_acceptance,
@@ -48,14 +47,14 @@ from specsim.contracts.enumeration import (
     total_variation,
     without,
 )
+from specsim.contracts.laws import block, rejection, target_only
+from specsim.contracts.provider import Subject
 from specsim.contracts.sampling import OPS
 from specsim.reference.validation import unchecked
 
-Row = tuple[Fraction, ...]
-Rule = Callable[["Drafted", torch.Tensor], list[Tokens]]
+Rule = Callable[[Drafted, torch.Tensor], list[Tokens]]
 
 NAMES = ("verify_tree_target_only", "verify_chain_rejection", "verify_chain_block", "verify_tree_rejection")
-ONE = Fraction(1)
 _OPS = {op.name: op for op in OPS if op.name in NAMES}
 _POISON = -7  # in outputs without a prefill: neither a token nor a length
 
@@ -63,51 +62,6 @@ _POISON = -7  # in outputs without a prefill: neither a token nor a length
 # ---- models, trees and what a drafter may propose
 
 
-def of_prefix(rows: Sequence[Sequence[int]]) -> Target:
-    """A model of sixteenths: its distribution after a prefix is one of `rows`, turned by the tokens before."""
-    exact = [tuple(Fraction(weight, 16) for weight in row) for row in rows]
-
-    def dist(prefix: Tokens) -> Row:
-        row = exact[(len(prefix) + sum(prefix)) % len(exact)]
-        turn = sum((i + 2) * token for i, token in enumerate(prefix)) % len(row)
-        return row[turn:] + row[:turn]
-
-    return dist
-
-
-SKEWED: Row = tuple(Fraction(n, 16) for n in (5, 4, 3, 2, 2))  # the toy target, the same after every prefix
-EAGER: Row = tuple(Fraction(n, 16) for n in (8, 4, 2, 1, 1))  # and its drafter
-
-
-def _skewed(_prefix: Tokens) -> Row:
-    return SKEWED
-
-
-def _eager(_prefix: Tokens) -> Row:
-    return EAGER
-
-
-TOY: tuple[Target, Target] = (_skewed, _eager)
-MODELS: dict[str, tuple[Target, Target]] = {  # target and drafter
-    "three tokens": (of_prefix([(9, 5, 2), (4, 4, 8), (1, 12, 3)]), of_prefix([(4, 8, 4), (10, 2, 4), (8, 4, 4)])),
-    "zeros": (of_prefix([(9, 7, 0), (0, 16, 0), (8, 0, 8)]), of_prefix([(4, 0, 12), (5, 5, 6), (8, 8, 0)])),
-    "four tokens": (of_prefix([(6, 5, 4, 1), (0, 2, 6, 8)]), of_prefix([(4, 8, 2, 2), (7, 3, 3, 3)])),
-    "equal": (of_prefix([(9, 5, 2)]), of_prefix([(9, 5, 2)])),
-    "certain drafts": (of_prefix([(9, 5, 2), (4, 4, 8)]), of_prefix([(16, 0, 0), (0, 0, 16)])),
-}
-TREES: dict[str, tuple[Tokens, Tokens]] = {  # tokens and parents, distinct among siblings; for the target-only rule
-    "two by two": ((0, 0, 1, 1, 2), (-1, 0, 0, 1, 1)),
-    "chain": ((0, 2, 1), (-1, 0, 1)),
-    "every token": ((0, 2, 0, 1), (-1, 0, 0, 0)),
-    "last child has the children": ((0, 1, 0, 2, 1), (-1, 0, 0, 2, 2)),
-}
-FAMILIES: dict[str, Tokens] = {  # how many children the root and the nodes after it get; for tree rejection
-    "one child": (1,),
-    "two children": (2,),
-    "three children": (3,),
-    "one, then two": (1, 2),
-    "two, then one each": (2, 1, 1),
-}
 DRAFTS: dict[str, int] = {"1 draft": 1, "2 drafts": 2}
 QUICK = {  # few requests, and still siblings, two drafts in depth, and tokens that are left nothing
     "three tokens, two by two",
@@ -118,39 +72,11 @@ QUICK = {  # few requests, and still siblings, two drafts in depth, and tokens t
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Drafts, and the distributions of both models after each node; node 0 is the root.
-
-    `tokens`   of each node
-    `parents`  of each node, an earlier one; -1 for the root. Siblings are linked in the order of their numbers
-    `target`   the target model's distribution after each node
-    `drafter`  the distribution from which each node's children were drawn, trees; of each draft, chains; empty if it is
-               not used
-    """
-
-    tokens: Tokens
-    parents: Tokens
-    target: tuple[Row, ...]
-    drafter: tuple[Row, ...] = ()
-
-    def children(self, node: int) -> list[int]:
-        return [child for child, parent in enumerate(self.parents) if parent == node]
-
-
-def _prefixes(tokens: Tokens, parents: Tokens) -> list[Tokens]:
-    """The drafted tokens on the way to each node, the root's left out."""
-    found: list[Tokens] = [()]
-    for token, parent in zip(tokens[1:], parents[1:], strict=True):
-        found.append((*found[parent], token))
-    return found
-
-
 def target_only_proposal(
     tokens: Tokens, parents: Tokens, target: Target, threshold_acc: Fraction = ONE
 ) -> Proposal[Drafted]:
     """One tree, for certain: the target-only rule does not ask how it came about."""
-    drafted = Drafted(tokens, parents, tuple(tuple(target(prefix)) for prefix in _prefixes(tokens, parents)))
+    drafted = Drafted(tokens, parents, tuple(tuple(target(prefix)) for prefix in prefixes(tokens, parents)))
     coins: list[Row] = []
     final: list[Fraction] = []
     for node, dist in enumerate(drafted.target):
@@ -176,47 +102,18 @@ def chain_proposals(target: Target, drafter: Target, num_steps: int, *, block: b
     return proposals
 
 
-def _drawn_siblings(dist: Weights, count: int, *, replacement: bool) -> Iterator[tuple[Tokens, Fraction]]:
-    """Ordered tuples of tokens with their probabilities; without replacement fewer than `count` where the distribution
-    has fewer.
-    """
-    if count == 0 or not any(dist):
-        yield (), ONE
-        return
-    for token, weight in enumerate(normalised(dist)):
-        if weight > 0:
-            left = dist if replacement else without(dist, [token])
-            for rest, probability in _drawn_siblings(left, count - 1, replacement=replacement):
-                yield (token, *rest), weight * probability
-
-
 def rejection_proposals(
     target: Target, drafter: Target, families: Tokens, *, replacement: bool = False
 ) -> list[Proposal[Drafted]]:
-    """Every tree that the drafter can draw, whose node i, from the root on, has `families[i]` children, drawn one after
-    the other with or without `replacement`.
-    """
-    trees: list[tuple[Tokens, Tokens, Fraction]] = [((0,), (-1,), ONE)]
-    for node, count in enumerate(families):
-        grown = []
-        for tokens, parents, weight in trees:
-            if node >= len(tokens):  # the distribution has fewer tokens than wanted
-                grown.append((tokens, parents, weight))
-                continue
-            dist = drafter(_prefixes(tokens, parents)[node])
-            for drawn, probability in _drawn_siblings(dist, count, replacement=replacement):
-                grown.append(((*tokens, *drawn), (*parents, *(node for _ in drawn)), weight * probability))
-        trees = grown
-    return [_rejection_proposal(target, drafter, *tree) for tree in trees]
+    """What `drawn_drafts` draws, with the thresholds of recursive rejection without replacement."""
+    return [
+        _rejection_proposal(weight, drafted)
+        for weight, drafted in drawn_drafts(target, drafter, families, replacement=replacement)
+    ]
 
 
-def _rejection_proposal(
-    target: Target, drafter: Target, tokens: Tokens, parents: Tokens, weight: Fraction
-) -> Proposal[Drafted]:
-    where = _prefixes(tokens, parents)
-    drafted = Drafted(
-        tokens, parents, tuple(tuple(target(at)) for at in where), tuple(tuple(drafter(at)) for at in where)
-    )
+def _rejection_proposal(weight: Fraction, drafted: Drafted) -> Proposal[Drafted]:
+    tokens = drafted.tokens
     coins: list[Row] = [()] * len(tokens)
     final: list[Fraction] = []
     for node, (p, q) in enumerate(zip(drafted.target, drafted.drafter, strict=True)):
@@ -233,7 +130,7 @@ def _rejection_proposal(
 
 def rule_of(
     name: str,
-    implementation: Implementation,
+    implementation: Implementation | Subject,
     *,
     num_steps: int = 2,
     threshold_single: float | Fraction = ONE,
@@ -253,6 +150,7 @@ def rule_of(
     _require_known(name)
     op = _OPS[name]
     named = {arg.name for arg in op.args}
+    run = implementation.run if isinstance(implementation, Subject) else partial(op.call, implementation)
 
     def rule(drafted: Drafted, coins: torch.Tensor) -> list[Tokens]:
         bs, ndt, vocab_size = len(coins), len(drafted.tokens), len(drafted.target[0])
@@ -280,7 +178,7 @@ def rule_of(
                 fill = _POISON if arg.prefill is None else arg.prefill
                 tensors[arg.name] = torch.full(arg.resolve_shape(sizes), fill, dtype=arg.dtype, device=device)
         with unchecked():
-            results = op.call(implementation, sizes, tensors)
+            results = run(sizes, tensors)
         return _emitted(results, steps, vocab_size)
 
     return rule
@@ -369,7 +267,7 @@ def off(dist: Distribution, target: Target, length: int) -> Fraction:
 
 def distances(
     name: str,
-    implementation: Implementation,
+    implementation: Implementation | Subject,
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -385,7 +283,7 @@ def distances(
 
 def distance(
     name: str,
-    implementation: Implementation,
+    implementation: Implementation | Subject,
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -394,7 +292,8 @@ def distance(
     """How far what an implementation emits is off the target's distribution: 0 iff it is lossless on all that is tried.
 
     name            verify_tree_target_only, verify_chain_rejection, verify_chain_block or verify_tree_rejection
-    implementation  a callable by the contract's calling convention (`specsim.contracts.contract`), in place or not
+    implementation  a callable by the contract's calling convention (`specsim.contracts.contract`), in place or not, or
+                    one that was lifted from a release
     dtype           of distributions and uniform draws: float32, as in the contract, or float64
     device          where its arguments are
     quick           a smaller scope, for an implementation that costs by the request (Triton's interpreter): a
@@ -429,91 +328,14 @@ def exact_distribution(
     dist: Distribution = {}
     for proposal in proposals:
         if name == "verify_tree_target_only":
-            outcomes = _walk_target_only(proposal.drafted, num_steps, threshold_single, threshold_acc)
+            outcomes = target_only(proposal.drafted, num_steps, single=threshold_single, acc=threshold_acc)
         elif name == "verify_tree_rejection":
-            outcomes = _walk_rejection(proposal.drafted, num_steps)
+            outcomes = rejection(proposal.drafted, num_steps)
         elif name == "verify_chain_rejection":
-            outcomes = _walk_rejection(_as_tree(proposal.drafted), len(proposal.drafted.drafter))
+            outcomes = rejection(proposal.drafted)
         else:
-            outcomes = _block(proposal.drafted)
+            outcomes = block(proposal.drafted)
         for tokens, probability in outcomes:
             if proposal.weight * probability:
                 dist[tokens] = dist.get(tokens, Fraction(0)) + proposal.weight * probability
     return dist
-
-
-def _drawn(path: Tokens, weights: Weights, probability: Fraction) -> Iterator[tuple[Tokens, Fraction]]:
-    """`path` with one more token, drawn from `weights`: the last of the vocabulary where all are 0."""
-    total = sum(weights, Fraction(0))
-    if total == 0:
-        yield (*path, len(weights) - 1), probability
-        return
-    for token, weight in enumerate(weights):
-        yield (*path, token), probability * weight / total
-
-
-def _walk_target_only(
-    drafted: Drafted, num_steps: int, single: Fraction, acc: Fraction, node: int = 0, path: Tokens = ()
-) -> Iterator[tuple[Tokens, Fraction]]:
-    """A uniform draw below A / acc accepts, one above goes to the next child; `gone` is what the children have had of
-    it.
-    """
-    p = drafted.target[node]
-    gone, mass, rejected = Fraction(0), Fraction(0), []
-    for child in drafted.children(node) if len(path) < num_steps else ():
-        token = drafted.tokens[child]
-        mass += p[token]
-        reach = ONE if p[token] >= single else min(mass / acc, ONE)
-        if p[token] > 0 and reach > gone:
-            for tokens, probability in _walk_target_only(drafted, num_steps, single, acc, child, (*path, token)):
-                yield tokens, (reach - gone) * probability
-            gone = reach
-        rejected.append(token)
-    yield from _drawn(path, without(p, rejected), 1 - gone)
-
-
-def _walk_rejection(
-    drafted: Drafted, num_steps: int, node: int = 0, path: Tokens = ()
-) -> Iterator[tuple[Tokens, Fraction]]:
-    """A child drawn from q is accepted with min(p / q, 1); the next is compared with what that leaves of p."""
-    p, q = list(drafted.target[node]), list(drafted.drafter[node])
-    reached = ONE
-    for child in drafted.children(node) if len(path) < num_steps else ():
-        token = drafted.tokens[child]
-        if q[token] == 0:
-            continue
-        share = reached * min(p[token] / q[token], ONE)
-        if share > 0:
-            for tokens, probability in _walk_rejection(drafted, num_steps, child, (*path, token)):
-                yield tokens, share * probability
-        reached -= share
-        p = normalised([max(target - draft, Fraction(0)) for target, draft in zip(p, q, strict=True)])
-        q = normalised([Fraction(0) if other == token else weight for other, weight in enumerate(q)])
-    yield from _drawn(path, p, reached)
-
-
-def _as_tree(drafted: Drafted) -> Drafted:
-    """A chain with a distribution for every node: a leaf has no children to draw, and needs none."""
-    return Drafted(drafted.tokens, drafted.parents, drafted.target, (*drafted.drafter, drafted.target[-1]))
-
-
-def _block(drafted: Drafted) -> Iterator[tuple[Tokens, Fraction]]:
-    """The longest prefix whose uniform draw is below its height, from the whole block down."""
-    drafts = drafted.tokens[1:]
-    reach = [ONE]
-    for p, q, token in zip(drafted.target, drafted.drafter, drafts, strict=False):
-        reach.append(min(reach[-1] * p[token] / q[token], ONE) if q[token] else Fraction(0))
-    missed = ONE  # the probability that no longer prefix is accepted
-    for length in range(len(drafts), -1, -1):
-        p = drafted.target[length]
-        if length == len(drafts):
-            rest, height = list(p), reach[length]
-        else:
-            q = drafted.drafter[length]
-            rest = [max(reach[length] * target - draft, Fraction(0)) for target, draft in zip(p, q, strict=True)]
-            lost = 1 - reach[length]
-            height = sum(rest) / (sum(rest) + lost) if 0 < lost < 1 else reach[length]
-        if length == 0:
-            height = ONE
-        yield from _drawn(drafts[:length], rest, missed * height)
-        missed *= 1 - height

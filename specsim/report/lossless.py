@@ -12,9 +12,10 @@ For whoever wants to know whether speculative decoding changes what a release an
 page you can read the exact distance for each release, and compute it for a checkout.
 
 Speculative sampling is lossless when its answers have the distribution of decoding token by token.
-Elsewhere specsim proves that of a rule (`assert_lossless`, [testing.md](testing.md)); here it is
-computed for the whole worker of a release: its own scheduler, `TpModelWorker`, EAGLE worker, draft,
-tree, attention plan, KV pools, verification and sampler, as they import and call each other.
+Of rules alone that is [another page](distances.md), and of your own a test (`assert_lossless`,
+[testing.md](testing.md)); here it is computed for the whole worker of a release: its own scheduler,
+`TpModelWorker`, EAGLE worker, draft, tree, attention plan, KV pools, verification and sampler, as
+they import and call each other.
 
 Two requests decode four tokens each in one batch, the first greedily, the second at a temperature
 of 0.5, over a target model and a draft model whose probabilities are sixteenths that depend on the
