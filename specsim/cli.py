@@ -260,7 +260,9 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Of kernels: an operation or family; of planted: a defect.")
     ] = None,
-    peer: Annotated[list[str] | None, typer.Option("--peer", help=f"Of kernels: {MAIN}==VERSION, {MAIN}@PATH.")] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option("--peer", help=f"Of kernels: {MAIN}==VERSION, {MAIN}@PATH, other engines.")
+    ] = None,
     target: Annotated[
         list[str] | None, typer.Option("--target", help="Of interpreter, scheduler, planted, found: a release.")
     ] = None,

@@ -29,6 +29,7 @@ VARIANTS = {
     "move_kv": {"_move_kv_kernel": 7},
     "verify_logits_greedy": {"_eager_kernel": 3, "_lazy_kernel": 6},
     "verify_logits_sampled": {"_kernel": 7},
+    "verify_ragged_sampled": {"_verify_kernel": 8},
 }
 """Kernels that share rows between as many programs as fill the device, a power of two: their variants at batch sizes
 from 1 to 4096."""

@@ -252,7 +252,23 @@ def test_a_releases_kernels_are_launched_as_they_want_to_be(
                 )
 
 
-@pytest.mark.parametrize("target", ["model", "vllm==1.0", "sglang-kernel==1.0"])
+@pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason="needs Triton's interpreter")
+@pytest.mark.parametrize("bs", [1, 6])
+def test_vllms_verification_of_ragged_batches_gives_what_specsims_does(bs: int, vllm_release: str) -> None:
+    """Greedy and sampling requests, with the drafter's probabilities and without."""
+    lifted = lift_all([f"vllm=={vllm_release}"])
+    name = "verify_ragged_sampled"
+    ((_label, peer),) = lifted.peers[name]
+    op = KERNELS[name]
+    for shape in shapes(name, "cpu"):
+        case = make_case(name, {**shape, "bs": bs, "num_steps": 3}, DEVICE)
+        expected = op.expected(case)
+        results = peer.prepare(case.sizes, case.clone().tensors | op.allocate_outputs(case, DEVICE))()
+        mask = op.defined(case, expected)["output_token_ids"]
+        assert torch.equal(results["output_token_ids"].cpu()[mask], expected["output_token_ids"][mask])
+
+
+@pytest.mark.parametrize("target", ["model", "sglang-kernel==1.0"])
 def test_what_no_peer_is_lifted_from_is_refused_before_it_is_fetched(target: str) -> None:
     with pytest.raises(UsageError, match="is no release or checkout"):
         lift_all([target])

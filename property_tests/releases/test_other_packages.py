@@ -397,7 +397,7 @@ def test_a_sampler_that_forgets_its_filter_is_found() -> None:
 
 def test_operations_of_others_are_named_once() -> None:
     assert set(OPS) >= WITHOUT_A_KERNEL
-    assert {names.op for names in IMPLEMENTATIONS} <= WITHOUT_A_KERNEL
+    assert {names.op for names in IMPLEMENTATIONS} - WITHOUT_A_KERNEL == {"verify_ragged_sampled"}
 
 
 @pytest.mark.parametrize("version", ["0.11.0", "0.33.0"])

@@ -64,6 +64,7 @@ def sizes(ndt: int = 8, topk: int = 4, num_steps: int = 5, bs: int = 64) -> dict
         "num_free_pages": 4096,
         "num_biases": 16,
         "num_masks": 64,
+        "has_draft_probs": 1,
     }
     nodes = bs * ndt
     derived = {
@@ -95,6 +96,8 @@ def sizes(ndt: int = 8, topk: int = 4, num_steps: int = 5, bs: int = 64) -> dict
         "num_new": nodes + bs,
         "num_src_rows": nodes,
         "num_window": bs * (4 + ndt),
+        "num_ends": bs,
+        "num_drafts": bs * num_steps,
     }
     return chosen | derived
 

@@ -29,6 +29,7 @@ NUM_BUFFERS = 61
 TREES = {4: (1, 3), 8: (2, 3), 32: (4, 6), 64: (8, 6)}
 CHAINS = {
     *("verify_chain_rejection", "verify_chain_block", "build_chain_tree", "build_chain_tree_and_cache_locs"),
+    "verify_ragged_sampled",
 } | {name for name, op in OPS.items() if op.family == "multi_layer"}
 SMALL_TREES_ONLY = {"build_tree_packed": 32, "pack_tree_mask": 32, "unpack_tree_mask": 32}  # nodes
 
@@ -57,6 +58,7 @@ VARIANTS: Mapping[str, tuple[dict[str, int], ...]] = {
     "fill_widened_draft_extend_inputs": ({"front": 4, "gap": 0},),
     "assign_new_state": ({"gap": 0, "step": 0},),
     "move_kv": ({"row_width": 1024},),
+    "verify_ragged_sampled": ({"has_draft_probs": 1}, {"has_draft_probs": 0}),
     "move_kv_of_buffers": tuple({"row_bytes": row_bytes} for row_bytes in (512, 1152, 4096, 16384)),
 }
 
@@ -153,7 +155,7 @@ def shapes(name: str, device: str, full: bool = False) -> list[dict[str, int]]:
     op = KERNELS[name]
     if device == "cpu":
         batches = CPU_SHAPES
-    elif op.family == "sampling":
+    elif op.family in ("sampling", "ragged_drafts"):
         batches = SAMPLING_SHAPES
     elif op.family in ROW_FAMILIES:
         batches = ROW_SHAPES + (FULL_ROW_SHAPES if full else ())
@@ -233,6 +235,21 @@ def _attended(outcome: ReferenceOutcome) -> int:
     return int(outcome.case.tensors["seq_lens"].sum()) + sizes["bs"] * sizes["topk"] * sizes["num_steps"]
 
 
+def _ragged_rows(of_greedy: int) -> Elements:
+    """The row of each draft that is rejected; of a target's, also those that greedy requests follow."""
+
+    def elements(outcome: ReferenceOutcome) -> int:
+        tensors, emitted = outcome.case.tensors, (outcome.expected["output_token_ids"] >= 0).sum(dim=1)
+        ends = tensors["cu_num_draft_tokens"]
+        counts = ends.diff(prepend=torch.zeros_like(ends[:1])).to(emitted.device)
+        followed = torch.minimum(emitted, counts) * of_greedy
+        rejects = (emitted <= counts).long()  # whose token after the accepted drafts is no bonus token
+        rows = torch.where(tensors["is_greedy"].to(emitted.device), followed, rejects)
+        return int(rows.sum()) * outcome.case.sizes["vocab_size"]
+
+    return elements
+
+
 # Elements that are read of a table, by operation or for all of them.
 READ_OF_TABLES: Mapping[tuple[str, str], Elements] = {
     ("generate_draft_decode_kv_indices", "req_to_token"): _attended,
@@ -252,6 +269,9 @@ READ_OF_TABLES: Mapping[tuple[str, str], Elements] = {
     ("verify_tree_rejection", "target_probs"): _visited(1),
     ("verify_tree_rejection", "draft_probs"): _visited(1),
     ("verify_logits_greedy", "logits"): _visited(1),
+    ("verify_ragged_sampled", "target_probs"): _ragged_rows(1),
+    ("verify_ragged_sampled", "draft_probs"): _ragged_rows(0),
+    ("verify_ragged_sampled", "race"): _ragged_rows(0),
 }
 TABLES = {
     "req_to_token": _count("out_cache_loc"),
@@ -316,6 +336,7 @@ DEPENDENT_READS: Mapping[str, int] = {
     "stash_append_boundary_state": 2,
     "fill_widened_draft_extend_inputs": 2,
     "apply_token_bitmask": 2,
+    "verify_ragged_sampled": 3,
 }
 
 

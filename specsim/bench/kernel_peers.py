@@ -38,7 +38,8 @@ Prepare = Callable[[Case, Tensors], Call | NotRun]
 OURS = "specsim"
 CUDA_OPERATIONS = "sgl_kernel"
 PYTORCH = "PyTorch"
-THEIRS = importlib.import_module(ENGINES[MAIN].peers)
+PEERS = {name: importlib.import_module(engine.peers) for name, engine in ENGINES.items() if engine.peers}
+THEIRS = PEERS[MAIN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,15 @@ def lift_all(targets: Sequence[str] | None) -> LiftedPeers:
     found: dict[str, list[tuple[str, LiftedPeer]]] = {}
     missing: dict[str, list[tuple[str, str]]] = {}
     not_run: list[NotRun] = []
-    for text in targets if targets is not None else [f"{MAIN}=={release}" for release in THEIRS.PEER_RELEASES]:
+    for text in targets if targets is not None else _releases():
         try:
-            source = _open(text, cache)
+            engine, source = _open(text, cache)
         except UsageError as error:
             if targets is not None:
                 raise
             not_run.append(NotRun(text, str(error)))
             continue
-        peers, absent = THEIRS.lifted_peers(source, cache)
+        peers, absent = PEERS[engine].lifted_peers(source, cache)
         for peer in peers:
             found.setdefault(peer.op, []).append((source.label, peer))
         for reason in absent:
@@ -84,11 +85,15 @@ def lift_all(targets: Sequence[str] | None) -> LiftedPeers:
     return LiftedPeers(found, missing, not_run)
 
 
-def _open(text: str, cache: Cache) -> SourceTree:
+def _releases() -> list[str]:
+    return [f"{engine}=={release}" for engine, theirs in PEERS.items() for release in theirs.PEER_RELEASES]
+
+
+def _open(text: str, cache: Cache) -> tuple[str, SourceTree]:
     target = parse_target(text)
-    if not isinstance(target, Release | Checkout) or target.engine != MAIN:  # whose tables peers are lifted by
+    if not isinstance(target, Release | Checkout) or target.engine not in PEERS:
         raise UsageError(f"{text} is no release or checkout", f"name for example {MAIN}==VERSION or {MAIN}@PATH")
-    return open_source(target, cache)
+    return target.engine, open_source(target, cache)
 
 
 def peers_of(name: str, lifted: LiftedPeers) -> list[KernelPeer]:

@@ -84,6 +84,7 @@ ENGINES = {
         kept=re.compile(rf"vllm/([^/]+|config/vllm|(distributed|multimodal|utils|v1)/.+)\.py|{_METADATA}"),
         planted=("specsim.engines.vllm.scheduler.planted", "planted"),
         files=("specsim.engines.importable", "folder_of"),
+        peers="specsim.engines.vllm.peers",
         speculation=(
             "v1/sample/rejection_sampler.py",
             "v1/spec_decode",

@@ -39,7 +39,7 @@ class VllmProvider:
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
         self._coins = CoinTorch()
-        self._lifter = Lifter(source, store, _shims(self._coins))
+        self._lifter = Lifter(source, store, shims(self._coins))
         path, owner = CONFIG
         methods = class_functions(self._lifter.module(path), owner) if source.exists(path) else ()
         self._runner = default_runner(methods)
@@ -115,7 +115,7 @@ class Parameters:
         return self._function(**arguments)
 
 
-def _shims(coins: CoinTorch) -> dict[str, Any]:
+def shims(coins: CoinTorch) -> dict[str, Any]:
     """Names that do not come from the source: randomness, logging, what compiles kernels ahead of their use, and what
     the release imports of Triton by way of a package that is not kept.
     """

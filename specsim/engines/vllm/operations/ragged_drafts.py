@@ -21,7 +21,7 @@ SAMPLER = "v1/sample/rejection_sampler.py"
 UTILS = "v1/spec_decode/utils.py"
 
 
-def _greedy(
+def launch_greedy(
     kernel: Any,
     _coins: CoinTorch,
     cu_num_draft_tokens: Tensor,
@@ -46,7 +46,7 @@ def _greedy(
     )
 
 
-def _rejection(
+def launch_rejection(
     kernel: Any,
     _coins: CoinTorch,
     cu_num_draft_tokens: Tensor,
@@ -90,7 +90,7 @@ def _metadata(is_greedy: Tensor, greedy_temperature: float) -> SimpleNamespace:
     )
 
 
-def _counts(ends: Tensor) -> list[int]:
+def counts_of(ends: Tensor) -> list[int]:
     return ends.diff(prepend=ends.new_zeros(1)).tolist()
 
 
@@ -105,7 +105,7 @@ def _recovered(
     has_draft_probs: int,
 ) -> Tensor:
     coins.race = race
-    counts = _counts(cu_num_draft_tokens)
+    counts = counts_of(cu_num_draft_tokens)
     metadata = SimpleNamespace(generators={})
     probs = (draft_probs if has_draft_probs else None, target_probs)
     found: Tensor = function(
@@ -134,7 +134,7 @@ def _whole(
     scores = target_probs.log() if "target_logits" in function.__code__.co_varnames else target_probs
     found: Tensor = function(
         draft_token_ids,
-        _counts(cu_num_draft_tokens),
+        counts_of(cu_num_draft_tokens),
         num_steps,
         cu_num_draft_tokens,
         draft_probs if has_draft_probs else None,
@@ -328,7 +328,7 @@ _NAMED: tuple[Names, ...] = (
         ("rejection_greedy_sample_kernel",),
         SAMPLER,
         (_GREEDY, (*_GREEDY, *_SYNTHETIC)),
-        _greedy,
+        launch_greedy,
     ),
     Names(
         "verify_ragged_rejection",
@@ -338,7 +338,7 @@ _NAMED: tuple[Names, ...] = (
             (*_RANDOM, "NO_DRAFT_PROBS"),
             (*_RANDOM, "synthetic_conditional_rates_ptr", "NO_DRAFT_PROBS", "SYNTHETIC_MODE"),
         ),
-        _rejection,
+        launch_rejection,
         accepts=_usual,
     ),
     Names(
