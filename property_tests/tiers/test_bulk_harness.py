@@ -169,7 +169,12 @@ def test_the_distribution_of_verifications_is_wide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "packed"), [("verify_tree_greedy", 4096), ("fill_accept_out_cache_loc", bulk.REQUESTS_OF_BATCH_MAX)]
+    ("op", "packed"),
+    [
+        ("verify_tree_greedy", 4096),
+        ("verify_ragged_greedy", 4096),
+        ("fill_accept_out_cache_loc", bulk.REQUESTS_OF_BATCH_MAX),
+    ],
 )
 def test_launches_are_wide_where_requests_do_not_meet(op: str, packed: int) -> None:
     assert check(REFERENCE[op], op, cases=5_000).packed == packed

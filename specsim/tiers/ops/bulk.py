@@ -34,7 +34,7 @@ from specsim.interpreter.memcheck import MemoryLog, memcheck
 from specsim.interpreter.red_zones import poison_value
 from specsim.interpreter.triton_names import interpreted
 from specsim.reference import unchecked
-from specsim.tiers.ops.relations import is_of_requests
+from specsim.tiers.ops.relations import is_of_a_long_batch
 from specsim.tiers.ops.rules import EQUALS_REFERENCE
 from specsim.tiers.ops.run import CaseViolation, LaunchHere, Outcome, raise_if_lost, run_case
 from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, Counterexample, Failure, shrink, worst
@@ -106,7 +106,7 @@ def packing(op: Op, subject: Subject, shape: Sizes, place: BulkPlace) -> int:
     outputs = op.allocate_outputs(many)
     taken = sum(tensor.numel() * tensor.itemsize for tensor in [*many.tensors.values(), *outputs.values()])
     fits = max(1, BYTES_MAX[place.kind] * PROBED // max(1, taken))
-    most = REQUESTS_MAX[place.kind] if is_of_requests(op) else min(REQUESTS_OF_BATCH_MAX, REQUESTS_MAX[place.kind])
+    most = REQUESTS_MAX[place.kind] if is_of_a_long_batch(op) else min(REQUESTS_OF_BATCH_MAX, REQUESTS_MAX[place.kind])
     count = min(most, 1 << (fits.bit_length() - 1))
     while count > 1:
         growth = {name: (size - one.sizes[name]) / (PROBED - 1) for name, size in many.sizes.items()}

@@ -172,6 +172,15 @@ def is_of_requests(op: Op) -> bool:
     return all(_kind(arg) for arg in op.tensor_args)
 
 
+BY_OFFSETS = {"num_drafts", "num_ends"}
+"""Dimensions of what lies one request after the other, where each program of a request looks up its own."""
+
+
+def is_of_a_long_batch(op: Op) -> bool:
+    """Whether a batch may be as long as wanted: nothing goes over all of its requests."""
+    return all(_kind(arg) or arg.shape[0] in BY_OFFSETS for arg in op.tensor_args)
+
+
 def _has_shared_results(op: Op) -> bool:
     """Whether a part of a batch leaves its mark in memory of all."""
     return any(_kind(arg) == "shared" for arg in op.outputs)

@@ -23,6 +23,8 @@ BLOCKS = {"_STATS_BLOCK": 4, "_RESAMPLE_BLOCK": 2}
 """Tokens of a block here, by the names of thousands in the release: so a small vocabulary has several."""
 ROWS_MAX = 2**14
 """Requests of a launch."""
+CHAINS_MAX = 2**10
+"""Of a launch whose rows of logits are as wide as there are tokens in it."""
 TEMPERATURES = (2.0, 0.5)
 """Of the target model and the draft model, whose logits are made for them."""
 
@@ -84,7 +86,7 @@ def _launch_scatter(sizes: Sizes, t: Tensors) -> KernelLaunch:
 
 
 def _launch_greedy(sizes: Sizes, t: Tensors) -> KernelLaunch:
-    """Tokens are numbered anew, so that the rows of logits are as wide as there are tokens."""
+    """Tokens are numbered anew, so that the rows of logits are as wide as there are tokens: few in a few chains."""
     candidates, target = t["candidates"], t["target_predict"]
     vocabulary = torch.cat([candidates.flatten(), target.flatten()]).unique()
     logits = torch.zeros((target.numel(), len(vocabulary)), device=target.device)
@@ -261,6 +263,10 @@ def _launch_counting(sizes: Sizes, t: Tensors) -> KernelLaunch:
     return host_call(*given, *(sizes[name] for name in ("has_draft_probs", "seed", "draws")), returned=tuple)
 
 
+def _few_chains(sizes: Sizes) -> bool:
+    return sizes["bs"] <= CHAINS_MAX
+
+
 def few_draws(sizes: Sizes) -> bool:
     """More would take a minute in the interpreter."""
     return sizes["draws"] <= ROWS_MAX
@@ -300,7 +306,13 @@ KERNELS: tuple[KernelNames, ...] = (
         "compact layout fill_value verify_num_draft_tokens",
         _launch_scatter,
     ),
-    option_kernel("accept_chain_greedy", "accept_greedy_triton", (_GREEDY, f"{_GREEDY} fused_argmax"), _launch_greedy),
+    option_kernel(
+        "accept_chain_greedy",
+        "accept_greedy_triton",
+        (_GREEDY, f"{_GREEDY} fused_argmax"),
+        _launch_greedy,
+        accepts=_few_chains,
+    ),
     option_kernel(
         "select_mixed_accept",
         "select_mixed_accept_triton",

@@ -33,6 +33,8 @@ BLOCKS = {8192: 4, 1024: 2}
 """Tokens of a block, as the host function has them, and as they are here."""
 ROWS_MAX = 2**14
 """Requests of a launch."""
+REQUESTS_MAX = 2**10
+"""Of a launch whose rows of logits are as wide as there are tokens in it."""
 
 
 def _with_small_blocks(function: Any) -> Any:
@@ -172,6 +174,11 @@ def _block(
     return evidence(counts, block_frequencies(*of_case).frequencies, draws)
 
 
+def _few_requests(sizes: Sizes) -> bool:
+    """In which there are few tokens, by which rows of logits are as wide."""
+    return sizes["bs"] <= REQUESTS_MAX
+
+
 def _few_draws(sizes: Sizes) -> bool:
     """More would take a minute in the interpreter."""
     return sizes["draws"] <= ROWS_MAX
@@ -203,7 +210,7 @@ _SAMPLE = Names(
 )
 
 IMPLEMENTATIONS = (
-    replace(_SAMPLE, op="verify_ragged_greedy", variant="v2", launch=_greedy, accepts=lambda _sizes: True, cost=3),
+    replace(_SAMPLE, op="verify_ragged_greedy", variant="v2", launch=_greedy, accepts=_few_requests, cost=3),
     _SAMPLE,
     replace(_SAMPLE, op="block_frequencies", launch=_block, since="0.25.0"),
 )
