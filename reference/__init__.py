@@ -21,6 +21,7 @@ Read it in this order:
 * `block_drafts` drafters that give a whole chain or tree from one pass of a model
 * `step_inputs`  inputs of a step whose requests are rows of state on the device, and what follows it
 * `draft_steps`  what drafters read of such a step, and how they go on from one draft to the next
+* `estimates`    how likely each draft is to be accepted, and what that is learnt from
 * `frequencies`  how often a sampler with random numbers of its own must emit what
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal

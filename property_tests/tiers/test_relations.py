@@ -44,6 +44,8 @@ WITHOUT |= {"post_update_num_computed_tokens", "compute_slot_mappings"}
 WITHOUT |= {"apply_grammar_bitmask", "prepare_block_draft", "prepare_module_hidden"}
 # Tokens that are places in distributions of rows of state.
 WITHOUT |= {"cache_candidate_logits"}
+# Sums over a batch, what is fitted to them, and predictions of rows of state.
+WITHOUT |= {"accumulate_acceptance", "refit_acceptance", "predict_acceptance"}
 # Weights of the vocabulary.
 WITHOUT |= {"markov_greedy_step"}
 # Buffers of a graph, which has more requests than the batch.
