@@ -20,7 +20,7 @@ from specsim.lifting.kernels import kernel_places
 from specsim.lifting.lift import Lifter
 from specsim.lifting.source import SourceTree
 from specsim.report.inventory import page
-from specsim.tiers.ops.inventory import REASONS, inventory
+from specsim.tiers.ops.inventory import REASONS, compiled_inventory, inventory
 
 FILE = "srt/speculative/kernels_of_tests.py"
 SOURCE = MadeUpSource(
@@ -82,6 +82,33 @@ def test_a_kernel_is_covered_when_an_implementation_launches_it(wheel_cache: Cac
     launched, other = inventory("sglang", SOURCE, subjects)
     assert (launched.operations, launched.callers, launched.why) == (("fill_bonus_tokens",), ("Worker.verify",), "")
     assert (other.operations, other.callers) == ((), ())
+
+
+def test_a_compiled_function_is_named_once_and_what_runs_on_cpus_is_not() -> None:
+    source = MadeUpSource(
+        {
+            "srt/speculative/walks.py": """
+            from sgl_kernel import verify_tree_greedy, fill_bonus_tokens_cpu
+            from flashinfer.sampling import softmax as _softmax
+
+            def walk():
+                from sgl_kernel.speculative import verify_tree_greedy as again
+            """,
+            "srt/speculative/built.py": """
+            def build(vec):
+                load_jit("a", vec, cuda_wrappers=[("sample", f"tree_speculative_sampling_target_only<{vec}>")])
+                load_jit("b", cuda_wrappers=[("walk", "walk")])
+                return load_jit("of the host", cpp_files=["trie.cpp"])
+            """,
+        }
+    )
+    assert {row.place.name: (row.place.line, row.operations) for row in compiled_inventory("sglang", source)} == {
+        "verify_tree_greedy": (2, ("verify_tree_greedy",)),
+        "softmax": (3, ()),
+        "tree_speculative_sampling_target_only": (3, ("verify_tree_target_only",)),
+        "walk": (4, ()),
+    }
+    assert compiled_inventory("vllm", source) == []
 
 
 def test_every_reason_is_of_a_kernel_that_no_operation_runs() -> None:

@@ -13,6 +13,7 @@ from specsim.errors import UsageError
 if TYPE_CHECKING:
     from specsim.engines.target import Target
     from specsim.lifting.cache import Cache
+    from specsim.tiers.ops.inventory import InventoryRow
 
 FORMAT = "specsim.kernels/1"
 
@@ -48,21 +49,24 @@ def _entry(target: Target, cache: Cache) -> dict[str, Any]:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     from specsim.engines.load import load_provider
     from specsim.engines.packages import open_source
-    from specsim.tiers.ops.inventory import inventory
+    from specsim.tiers.ops.inventory import compiled_inventory, inventory
 
     subjects, _missing = load_provider(target, cache).subjects()
+    source = open_source(target, cache)
     return {
         "target": target.text,
-        "kernels": [
-            {
-                "name": row.place.name,
-                "where": f"{row.place.path}:{row.place.line}",
-                "operations": list(row.operations),
-                "callers": list(row.callers),
-                "why": row.why,
-            }
-            for row in inventory(target.engine, open_source(target, cache), subjects)
-        ],
+        "kernels": [_listed(row) for row in inventory(target.engine, source, subjects)],
+        "compiled": [_listed(row) for row in compiled_inventory(target.engine, source)],
+    }
+
+
+def _listed(row: InventoryRow) -> dict[str, Any]:
+    return {
+        "name": row.place.name,
+        "where": f"{row.place.path}:{row.place.line}",
+        "operations": list(row.operations),
+        "callers": list(row.callers),
+        "why": row.why,
     }
 
 

@@ -33,6 +33,8 @@ class Engine:
     `known`         the module that knows its functions by release, and finds which have moved; "" for none
     `peers`         the module that has its kernels and their pipeline to be timed beside specsim's; "" for none
     `speculation`   files and folders of its source that have its Triton kernels for speculation, newest first
+    `compiled`      which compiled functions these use, and the operations of each: (source, `speculation`); None where
+                    they use none
     """
 
     distribution: str
@@ -47,6 +49,7 @@ class Engine:
     known: str = ""
     peers: str = ""
     speculation: tuple[str, ...] = ()
+    compiled: Function | None = None
 
 
 _METADATA = r"[^/]+\.dist-info/METADATA"
@@ -72,6 +75,7 @@ ENGINES = {
         known="specsim.engines.sglang.known",
         peers="specsim.engines.sglang.peers",
         speculation=("kernels/ops/speculative", "srt/speculative"),
+        compiled=("specsim.engines.sglang.compiled", "compiled_functions"),
     ),
     "vllm": Engine(
         "vllm",

@@ -25,8 +25,13 @@ def kernel_places(source: SourceTree, under: Collection[str]) -> list[KernelPlac
     """The kernels in files and below folders, in the order of the source. What only kernels of its own file call is a
     part of those, and not one itself.
     """
+    return [place for path in files_under(source, under) for place in _of_file(source, path)]
+
+
+def files_under(source: SourceTree, under: Collection[str]) -> list[str]:
+    """The Python files among files and below folders, each once."""
     files = [path for given in under for path in ([given] if source.exists(given) else source.paths(given))]
-    return [place for path in dict.fromkeys(files) if path.endswith(".py") for place in _of_file(source, path)]
+    return [path for path in dict.fromkeys(files) if path.endswith(".py")]
 
 
 def _of_file(source: SourceTree, path: str) -> Iterator[KernelPlace]:

@@ -16,7 +16,10 @@ it. No table says so: each implementation runs on a few generated cases in the i
 launches is noted. *Called* counts the places in the engine whose own call of it is compared with the
 documented launch. What kernels of one file call is a part of those. Kernels that speculation shares with
 everything else (attention, allocation, sampling without drafts) are not listed, even where an operation
-runs them; CUDA code is in [packages.md](packages.md).
+runs them.
+
+*Compiled* are the functions that the same files import from packages of CUDA code or build from their own;
+those that run on a GPU are compared there, as operations of [the packages](packages.md).
 """
 
 
@@ -26,7 +29,10 @@ def summary(entry: Mapping[str, Any]) -> str:
     covered = sum(bool(kernel["operations"]) for kernel in kernels)
     called = sum(bool(kernel["callers"]) for kernel in kernels)
     share = f"{100 * covered / len(kernels):.0f} %" if kernels else "none"
-    return f"{entry['target']}: {covered} of {len(kernels)} kernels run in an operation ({share}), {called} as called"
+    line = f"{entry['target']}: {covered} of {len(kernels)} kernels run in an operation ({share}), {called} as called"
+    compiled = entry["compiled"]
+    with_one = sum(bool(function["operations"]) for function in compiled)
+    return f"{line}; {with_one} of {len(compiled)} compiled functions have one" if compiled else line
 
 
 def page(entries: Sequence[Mapping[str, Any]], command: str) -> str:
@@ -35,11 +41,20 @@ def page(entries: Sequence[Mapping[str, Any]], command: str) -> str:
     for entry in entries:
         lines += ["", f"## {entry['target']}", "", f"{summary(entry)}.", ""]
         lines += ["| kernel | file | operation | called |", "| -- | -- | -- | -- |"]
-        for kernel in entry["kernels"]:
-            operations = ", ".join(f"`{name}`" for name in kernel["operations"])
-            cells = (f"`{kernel['name']}`", f"`{kernel['where']}`", operations or left_out(kernel), _called(kernel))
-            lines.append(f"| {' | '.join(cells)} |")
+        lines += [_row(*_cells(kernel), _called(kernel)) for kernel in entry["kernels"]]
+        if entry["compiled"]:
+            lines += ["", "| compiled | used in | operation |", "| -- | -- | -- |"]
+            lines += [_row(*_cells(function)) for function in entry["compiled"]]
     return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(kernel: Mapping[str, Any]) -> tuple[str, str, str]:
+    operations = ", ".join(f"`{name}`" for name in kernel["operations"])
+    return f"`{kernel['name']}`", f"`{kernel['where']}`", operations or left_out(kernel)
 
 
 def left_out(kernel: Mapping[str, Any]) -> str:

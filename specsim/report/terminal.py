@@ -197,10 +197,10 @@ def print_survey(survey: dict[str, Any], brief: bool) -> None:
 
 
 def print_inventory(entry: dict[str, Any]) -> None:
-    """A row for each kernel for speculation of a target, and how many of them run in an operation."""
+    """A row for each kernel for speculation of a target, and for each compiled function that it uses."""
     console = console_of()
     table = table_of(summary(entry), "kernel", "where", "operation", "called")
-    for kernel in entry["kernels"]:
+    for kernel in [*entry["kernels"], *entry["compiled"]]:
         operations = ", ".join(kernel["operations"]) or f"[yellow]{escape(left_out(kernel))}[/]"
         table.add_row(escape(kernel["name"]), kernel["where"], operations, ", ".join(map(escape, kernel["callers"])))
     show(console, table)

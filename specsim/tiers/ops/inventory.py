@@ -7,6 +7,7 @@ noted. A caller is checked by the arguments that it makes, so it counts for the 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,17 @@ def inventory(engine: str, source: SourceTree, subjects: Iterable[Subject]) -> l
         why = "" if operations else reasons.get(place.name, reasons.get(place.path, ""))
         rows.append(InventoryRow(place, tuple(operations), tuple(callers), why))
     return rows
+
+
+def compiled_inventory(engine: str, source: SourceTree) -> list[InventoryRow]:
+    """The compiled functions that a source's speculation uses, by the table of those that are called on a GPU."""
+    listed = ENGINES[engine].compiled
+    if listed is None:
+        return []
+    module, function = listed
+    found = getattr(importlib.import_module(module), function)(source, ENGINES[engine].speculation)
+    reasons = reasons_of(engine)
+    return [InventoryRow(place, ops, (), "" if ops else reasons.get(place.name, "")) for place, ops in found]
 
 
 def reasons_of(engine: str) -> Mapping[str, str]:
