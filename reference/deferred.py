@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.reference import validation
 from specsim.reference.argument_tables import contract
 from specsim.reference.cache_locs import ragged_segments
+from specsim.reference.ragged_drafts import check_ends
 
 
 @contract(
@@ -95,10 +95,8 @@ def defer_rejections(
 
 def _owners(ends: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
     """Of each draft the request that it is of, and how many drafts of that one come after it."""
+    check_ends(ends, drafts, None)
     counts = ends.diff(prepend=torch.zeros_like(ends[:1])).long()
-    if validation.enabled():
-        validation.require_all(counts >= 0, "cu_num_draft_tokens", ends, "at least what is before it")
-        validation.require_scalar("the end of cu_num_draft_tokens", int(ends[-1]), len(drafts), len(drafts))
     owner, place = ragged_segments(counts)
     return owner, counts[owner] - 1 - place
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.argument_tables import contract, fields
+from specsim.reference.cache_locs import ragged_segments
 
 PLACEHOLDER = -1
 
@@ -127,7 +128,7 @@ def verify_ragged_greedy(
     Raises ValueError for ends that fall or do not end at the last draft.
     Source: the verification of Leviathan et al. (arXiv 2211.17192) at temperature 0, as vLLM v1 keeps it.
     """
-    _check_ends(cu_num_draft_tokens, draft_token_ids, num_steps)
+    check_ends(cu_num_draft_tokens, draft_token_ids, num_steps)
     place, has_draft, count = _grid(cu_num_draft_tokens, num_steps)
     target = _padded(target_argmax, place)
     accepts = has_draft & (_padded(draft_token_ids, place) == target)  # never a placeholder: a target is a token
@@ -171,7 +172,7 @@ def verify_ragged_rejection(
     ValueError as that does. Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; the comparison is strict, so that
     a uniform draw of 0 accepts no token of probability 0; placeholders: vLLM PR #46533.
     """
-    _check_ends(cu_num_draft_tokens, draft_token_ids, num_steps)
+    check_ends(cu_num_draft_tokens, draft_token_ids, num_steps)
     place, has_draft, count = _grid(cu_num_draft_tokens, num_steps)
     drafted = draft_token_ids.long().clamp(min=0)[:, None]
     p = target_probs.gather(1, drafted)[:, 0].double()
@@ -212,7 +213,7 @@ def sample_recovered_tokens(
     Raises ValueError for ends that fall, and noise that is not above 0.
     Source: Leviathan et al. (arXiv 2211.17192); the race as Gumbel-max, Maddison et al. (arXiv 1411.0030).
     """
-    _check_ends(cu_num_draft_tokens, draft_token_ids, None)
+    check_ends(cu_num_draft_tokens, draft_token_ids, None)
     if validation.enabled():
         validation.require_all(race > 0, "race", race, "above 0")
     rows = torch.arange(draft_token_ids.shape[0], dtype=cu_num_draft_tokens.dtype, device=race.device)
@@ -378,8 +379,8 @@ def step_slot_mapping(
         num_slots = block_table.shape[1] * page_size
         allowed = f"0 to {num_slots - 2}, for the table to have the next one, or {max_model_len - 1} or more"
         validation.require_all(clamped < num_slots, "positions", positions, allowed)
-    page = block_table.gather(1, (clamped // page_size)[:, None])[:, 0]
-    slot = torch.where(is_over, PLACEHOLDER, page.long() * page_size + clamped % page_size)
+    request = torch.arange(positions.shape[0], device=positions.device)
+    slot = torch.where(is_over, PLACEHOLDER, _slots(block_table, request, clamped, page_size))
     padding = slot.new_full((padded_bs - slot.shape[0],), PLACEHOLDER)
     seq_lens.copy_(torch.where(is_over, 1, seq_lens + 1).clamp(max=max_model_len))
     return SlotMapping(clamped, torch.cat([slot, padding]))
@@ -479,20 +480,20 @@ def expand_block_inputs(
     """
     if validation.enabled():
         _check_rising(query_start_loc)
-    counts, bs = query_start_loc.diff().long(), next_token_ids.shape[0]
-    owner = torch.arange(bs, device=counts.device).repeat_interleave(counts)
+    bs, device = next_token_ids.shape[0], query_start_loc.device
+    owner, _place = ragged_segments(query_start_loc.long().diff())
     last = query_start_loc[1:].long() - 1 - (num_rejected if has_rejected else 0)
-    step = torch.arange(num_steps + 1, device=counts.device)
+    step = torch.arange(num_steps + 1, device=device)
     at = target_positions[last][:, None] + 1 + step  # [bs, S + 1]
     ids = torch.where(step == 0, next_token_ids[:, None], mask_token_id).to(torch.int32)
-    request = torch.arange(bs, device=counts.device)[:, None]
+    request = torch.arange(bs, device=device)[:, None]
     index = request * (num_steps + 1) + step
     return BlockInputs(
         ids.flatten(),
         at.flatten(),
-        (block_table[request, at // page_size].long() * page_size + at % page_size).flatten(),
+        _slots(block_table, request, at, page_size).flatten(),
         target_positions.clone(),
-        block_table[owner, target_positions // page_size].long() * page_size + target_positions % page_size,
+        _slots(block_table, owner, target_positions, page_size),
         index[:, 1:].flatten().to(torch.int32),
     )
 
@@ -503,6 +504,11 @@ def _grid(ends: Tensor, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
     step = torch.arange(num_steps, device=ends.device)
     has_draft = step < counts[:, None]
     return torch.where(has_draft, (ends.long() - counts)[:, None] + step, 0), has_draft, counts
+
+
+def _slots(block_table: Tensor, request: Tensor, position: Tensor, page_size: int) -> Tensor:
+    """Where the KV of each position of each request lies, int64."""
+    return block_table[request, position // page_size].long() * page_size + position % page_size
 
 
 def _padded(rows: Tensor, place: Tensor) -> Tensor:
@@ -525,7 +531,8 @@ def _emitted(
     return torch.where(chosen[:, None], result, PLACEHOLDER)
 
 
-def _check_ends(ends: Tensor, drafts: Tensor, num_steps: int | None) -> None:
+def check_ends(ends: Tensor, drafts: Tensor, num_steps: int | None) -> None:
+    """Raise ValueError where the ends fall, are not those of the drafts, or give a request more than `num_steps`."""
     if not validation.enabled():
         return
     _check_rising(ends)
