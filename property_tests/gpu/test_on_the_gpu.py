@@ -72,8 +72,9 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, atol: float, name:
 ROW_OPS = [op for op in KERNEL_OPS if "vocab_size" in op.cases.draw_shape(seeded(0, "rows", 0))]
 row_op = pytest.mark.parametrize("op", ROW_OPS, ids=[op.name for op in ROW_OPS])
 BASE = 4  # requests of which a large batch is copies
-NODES_OF_A_BATCH = ("retrieve_index", "indices")  # inputs that number nodes
-SCALED = ("bs", "num_nodes", "num_indices")
+# Inputs that number what a batch has, and what that is.
+NUMBERS = {"retrieve_index": "num_nodes", "indices": "num_nodes", "cu_num_draft_tokens": "num_drafts"}
+SCALED = ("bs", "num_nodes", "num_indices", "num_drafts", "num_ends")
 large = pytest.mark.xdist_group("large")
 
 
@@ -86,13 +87,13 @@ def memory() -> Iterator[None]:
 
 
 def copied(tensor: torch.Tensor, name: str, sizes: dict[str, int], times: int) -> torch.Tensor:
-    """`times` copies of what the requests of a batch have, numbers of nodes as they are in the larger batch."""
+    """`times` copies of what the requests of a batch have, numbers as they are in the larger batch."""
     if tensor.shape[:1] == (1,) and name.startswith("threshold"):
         return tensor
     many = tensor.repeat(times, *[1] * (tensor.dim() - 1))
-    if name in NODES_OF_A_BATCH:
+    if name in NUMBERS:
         copy = torch.arange(times, device=tensor.device).repeat_interleave(tensor.shape[0]).to(tensor.dtype)
-        many += (copy * sizes["num_nodes"]).view(-1, *[1] * (tensor.dim() - 1))
+        many += (copy * sizes[NUMBERS[name]]).view(-1, *[1] * (tensor.dim() - 1))
     return many
 
 
@@ -174,7 +175,7 @@ def test_batches_of_any_size_are_right(op: Op, bs: int) -> None:
 @every_op
 def test_the_largest_tree_is_right(op: Op) -> None:
     shape = op.cases.draw_shape(seeded(1, op.name, 0))
-    is_chain = all(op.cases.draw_shape(seeded(2, op.name, number))["topk"] == 1 for number in range(9))
+    is_chain = all(op.cases.draw_shape(seeded(2, op.name, number)).get("topk", 1) == 1 for number in range(9))
     nodes = 32 if op.name in PACKED else NODES
     tree = {"topk": 1, "num_steps": nodes - 1} if is_chain else {"topk": 8, "num_steps": 6}
     wide = {"vocab_size": 140} if "vocab_size" in shape else {}  # a node's children are different tokens
