@@ -8,9 +8,11 @@ The newest releases that the tests read must be in the cache.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 
@@ -73,7 +75,11 @@ given what it emits after a rejection: that is of another kernel, and is weighed
 What draws by noise, of a random number for each token and not one for each row, has no such cells:
 vLLM's second runner and DSpark of SGLang. Their tokens are counted, by tens of thousands of draws
 (`chain_frequencies`, `cut_chain_frequencies` and `markov_frequencies` of [operations.md](operations.md)).
-The times of kernels are in [kernels.md](kernels.md).
+
+*us* is the median on an H200, in CUDA graphs, of 64 requests with seven drafts each or trees of eight
+nodes, 128,256 tokens (`{times}`). What vLLM launches for a
+batch, of which {ragged} is a part, takes {theirs:.0f} us there, and specsim's kernel for it
+{ours:.0f}. More is in [kernels.md](kernels.md).
 """
 SHIPS = {  # which engines have a rule, and by which option
     "rejection": "SGLang; vLLM, `standard`",
@@ -86,7 +92,8 @@ SHIPS = {  # which engines have a rule, and by which option
     "rejections put off, entropy 0.3, window 1": "vLLM, `fly`",
     "acceptance at a rate of 3/4": "vLLM, `synthetic`",
 }
-RAGGED = "verify_ragged_rejection"
+RAGGED, WHOLE = "verify_ragged_rejection", "verify_ragged_sampled"
+TIMES = "bench/results/2026-12-01-h200-rules.json"
 COLUMNS = ("rule", "published", "ships in", "drafts", "off", "most of it", "tokens a step")
 
 weighed = cache(farthest)
@@ -169,26 +176,41 @@ def _called(subject: Subject) -> str:
     return f"`{subject.op}` in `{caller}`" if subject.role == "caller" else f"`{subject.op}`"
 
 
-def shipped(cache: Cache) -> Iterator[tuple[str, str, Fraction]]:
-    """What is called, where it stands, and how far it is off."""
+def times() -> dict[tuple[str, str], float]:
+    """Median microseconds of each kernel that was timed, by operation and whose it is."""
+    found: dict[tuple[str, str], float] = {}
+    for row in json.loads((Path(__file__).parents[2] / TIMES).read_text())["benchmarks"]:
+        for peer in row["peers"]:
+            if peer["median"] is not None:
+                found.setdefault((row.get("kernel", row["name"]), peer["name"].partition("==")[0]), peer["median"])
+    return found
+
+
+def shipped(cache: Cache) -> Iterator[tuple[str, str, Fraction, float | None]]:
+    """What is called, where it stands, how far it is off, and its microseconds."""
+    timed = times()
     source = open_source(Release("sglang", RELEASES[-1]), cache)
     for op in NAMES:
         for subject in SglangProvider(source, cache, op).subjects()[0]:
             if subject.op == op and subject.far is None:
-                yield f"SGLang, {_called(subject)}", f"`{subject.where}`", distance(op, subject, quick=True)
+                took = None if subject.role == "caller" else timed.get((op, "sglang"))
+                yield f"SGLang, {_called(subject)}", f"`{subject.where}`", distance(op, subject, quick=True), took
     source = open_source(Release("vllm", VLLM_NEW), cache)
     subject = next(each for each in VllmProvider(source, cache).subjects()[0] if each.name == f"kernel:{RAGGED}")
-    yield f"vLLM, {_called(subject)}", f"`{subject.where}`", ragged_distance(subject)
+    yield f"vLLM, {_called(subject)}", f"`{subject.where}`", ragged_distance(subject), None
     for op in NAMES:
-        yield f"specsim, `{op}`", f"`specsim.kernels.{op}`", distance(op, getattr(kernels, op), quick=True)
+        ours = distance(op, getattr(kernels, op), quick=True)
+        yield f"specsim, `{op}`", f"`specsim.kernels.{op}`", ours, timed[op, "specsim"]
 
 
 def page(cache: Cache) -> str:
     """The whole page. Triton kernels must be interpreted."""
     assert interpreted()
-    lines = [rules(), SHIPPED.format(sglang=f"SGLang {RELEASES[-1]}", vllm=f"vLLM {VLLM_NEW}")]
-    lines += ["| what | where | off |", "| -- | -- | -- |"]
-    lines += [f"| {what} | {where} | {distance} |" for what, where, distance in shipped(cache)]
+    names = {"sglang": f"SGLang {RELEASES[-1]}", "vllm": f"vLLM {VLLM_NEW}", "ragged": f"`{RAGGED}`", "times": TIMES}
+    whole = {"theirs": times()[WHOLE, "vllm"], "ours": times()[WHOLE, "specsim"]}
+    lines = [rules(), SHIPPED.format(**names, **whole), "| what | where | off | us |", "| -- | -- | -- | -- |"]
+    for what, where, far, took in shipped(cache):
+        lines.append(f"| {what} | {where} | {far} | {'' if took is None else f'{took:.0f}'} |")
     return "\n".join(lines) + "\n"
 
 
