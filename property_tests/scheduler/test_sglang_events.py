@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from property_tests.support.found_schedules import found_by
 from property_tests.support.known_releases import FEW, RELEASES
-from property_tests.support.scheduler_checkouts import specsim
 from specsim.choices.chooser import seeded
 from specsim.engines.sglang.guards import Guards
 from specsim.engines.sglang.scheduler.kv_events import (
@@ -28,6 +27,7 @@ from specsim.engines.sglang.scheduler.kv_events import (
 )
 from specsim.engines.sglang.scheduler.setups import SETUPS, reach_of
 from specsim.isolation.environment import of_target
+from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 from specsim.world.kv_events import Cleared, Event, Removed, Stored
 from specsim.world.scheduler import rows_of
@@ -174,11 +174,7 @@ def test_a_release_that_leaves_an_event_out_is_found(
 @pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "signature"), [("E01", "scheduler:S17:gone"), ("E03", "scheduler:S17:tokens")])
 def test_a_planted_defect_of_events_is_found(
-    release: Callable[[str], SourceTree], tmp_path: Path, mutant: str, signature: str
+    release: Callable[[str], SourceTree], wheel_cache: Cache, mutant: str, signature: str
 ) -> None:
     release(NEWEST)
-    out = tmp_path / "verdict.json"
-    limits = ("--schedules", "15", "--no-shrink", "--out", tmp_path / "out", "--json", out)
-    ended = specsim("dev", "check", f"sglang=={NEWEST}", "--only", "scheduler", "--mutant", mutant, *limits)
-    assert ended.returncode == 1, ended.stderr
-    assert signature in [finding["signature"] for finding in json.loads(out.read_text())["findings"]]
+    assert signature in found_by(f"sglang=={NEWEST}", wheel_cache, 15, mutant=mutant)

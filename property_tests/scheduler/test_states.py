@@ -15,6 +15,7 @@ from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 from specsim.replay_file import SchedulerReplay
 from specsim.rules.table import BY_ID
+from specsim.tiers.process import ask_again
 from specsim.tiers.replaying import replay, request_of
 from specsim.verdict import Severity
 
@@ -33,7 +34,7 @@ def recorded(release: Callable[[str], SourceTree], wheel_cache: Cache) -> Callab
     def run(name: str) -> dict[str, Any]:
         release(NEWEST)
         (file,) = [one for one in FILES if one.stem == name]
-        return replay(request_of(STORED[name], TARGET, wheel_cache.folder, 30.0), file, record=True)
+        return replay(request_of(STORED[name], TARGET, wheel_cache.folder, 30.0), file, ask=ask_again, record=True)
 
     return run
 

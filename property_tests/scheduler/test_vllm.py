@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from property_tests.support.found_schedules import found_by
 from property_tests.support.known_releases import VLLM_NEW, VLLM_OLD
 from property_tests.support.release_schedules import shown_by, signatures_of
 from property_tests.support.replay_fixtures import EXPECT, FILES
-from property_tests.support.scheduler_checkouts import specsim
 from property_tests.support.vllm_batches import BLOCK, PROMPT, arrives, batch, goes_on, made
 from specsim import replay_file
 from specsim.engines.importable import folder_of
@@ -246,23 +246,9 @@ def test_each_planted_defect_is_of_the_newest_release(vllm_release: str, wheel_c
     ],
 )
 def test_a_planted_defect_is_found(
-    vllm_release: str, tmp_path: Path, mutant: str, signature: str, schedules: int
+    vllm_release: str, wheel_cache: Cache, mutant: str, signature: str, schedules: int
 ) -> None:
-    out = tmp_path / "verdict.json"
-    options = (
-        "--mutant",
-        mutant,
-        "--schedules",
-        str(schedules),
-        "--no-shrink",
-        "--out",
-        tmp_path / "out",
-        "--json",
-        out,
-    )
-    ended = specsim("dev", "check", f"vllm=={vllm_release}", "--only", "scheduler", *options)
-    assert ended.returncode == 1, ended.stderr
-    assert signature in [finding["signature"] for finding in json.loads(out.read_text())["findings"]]
+    assert signature in found_by(f"vllm=={vllm_release}", wheel_cache, schedules, mutant=mutant)
 
 
 # ---- what a release would have around its scheduler

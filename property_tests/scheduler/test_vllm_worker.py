@@ -4,21 +4,20 @@ releases, and that the model reads what the runner selects.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from property_tests.support.found_schedules import found_by
 from property_tests.support.known_releases import VLLM_OLD
 from property_tests.support.release_schedules import shown_by, signatures_of
-from property_tests.support.scheduler_checkouts import specsim
 from specsim.choices.chooser import replayed
 from specsim.engines.vllm.scheduler.release_model import BatchSeat, Pass, StageModel
 from specsim.engines.vllm.scheduler.setups import SETUPS
+from specsim.lifting.cache import Cache
 from specsim.vdevice import Device, simulate
 from specsim.world.hash_model import VOCABULARY, Prefixes, decoded, prefix_of
 from specsim.world.kv import REJECTED, Kv, Reports
@@ -71,13 +70,9 @@ def test_schedules_leave_nothing_behind_for_those_that_come_after_them_whatever_
     ids=["blocks", "a-kernel", "a-race"],
 )
 def test_a_planted_defect_is_found(
-    vllm_release: str, tmp_path: Path, mutant: str, signature: str, schedules: int
+    vllm_release: str, wheel_cache: Cache, mutant: str, signature: str, schedules: int
 ) -> None:
-    out = tmp_path / "verdict.json"
-    options = ("--worker", "release", "--mutant", mutant, "--schedules", str(schedules), "--no-shrink", "--json", out)
-    ended = specsim("dev", "check", f"vllm=={vllm_release}", "--only", "scheduler", *options, "--out", tmp_path / "out")
-    assert ended.returncode == 1, ended.stderr
-    found = [finding["signature"] for finding in json.loads(out.read_text())["findings"]]
+    found = found_by(f"vllm=={vllm_release}", wheel_cache, schedules, mutant=mutant, worker="release")
     assert any(one.startswith(signature) for one in found), found
 
 

@@ -21,9 +21,10 @@ from specsim.isolation.conversation import envelope
 from specsim.isolation.fork_server import ForkServer
 from specsim.isolation.questions import Question, Questions
 from specsim.lifting.cache import open_cache
+from specsim.tiers import process
 from specsim.tiers.fork_server_child import TargetHolder
 from specsim.tiers.messages import Alive, At, Replayed, Request, Search
-from specsim.tiers.process import ask, fork_server
+from specsim.tiers.process import ask, ask_again, fork_server
 from specsim.tiers.replaying import replay, request_of
 from specsim.tiers.scheduler import loading
 
@@ -184,3 +185,25 @@ def test_a_holder_that_cannot_load_its_target_answers_nothing(
         holder = TargetHolder(question, "held", Questions(theirs[0].detach()))
         assert holder.answered(question) is None
         holder.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "hash_seed", "stays"),
+    [
+        (f"sglang=={FEW[0]}", "", True),
+        (f"sglang=={FEW[0]}", "1", False),
+        ("sglang@.", "", False),
+        ("mine:engine", "", False),
+        ("model", "", False),
+    ],
+)
+def test_a_release_is_asked_by_a_child_that_stays_and_what_may_change_meanwhile_by_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, target: str, hash_seed: str, stays: bool
+) -> None:
+    def answers(name: str) -> Callable[..., Iterator[str]]:
+        return lambda *_question: iter([name])
+
+    monkeypatch.setattr(process, "ask", answers("a child of its own"))
+    monkeypatch.setattr(process, "_staying", lambda: answers("the one that stays"))
+    request = Request(**{**OF_A_SCHEDULER, "target": target})
+    assert list(ask_again(request, 1.0, hash_seed)) == ["the one that stays" if stays else "a child of its own"]

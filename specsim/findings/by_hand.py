@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specsim import replay_file
 from specsim.errors import UsageError
 from specsim.replay_file import SchedulerReplay
+from specsim.tiers.process import ask_again
 from specsim.tiers.registry import TIERS
 from specsim.tiers.replaying import replay, request_of
 from specsim.verdict import Severity
@@ -174,7 +175,7 @@ class Schedule:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "by-hand.json"
             replay_file.save(file, stored)
-            answer = replay(request_of(stored, self._target, self._cache, HANG_SECONDS), file)
+            answer = replay(request_of(stored, self._target, self._cache, HANG_SECONDS), file, ask=ask_again)
         if not answer["judged"]:
             raise unittest.SkipTest(f"{self._target} is not started so: {answer['why']}")
         if unknown := sorted(set(only) - RULES.keys()):

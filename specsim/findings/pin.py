@@ -17,6 +17,7 @@ from specsim.errors import UsageError
 from specsim.files import write_text
 from specsim.lifting.cache import open_cache
 from specsim.replay_file import Replay, SchedulerReplay
+from specsim.tiers.process import ask_again
 from specsim.tiers.replaying import outcome_of, replay, request_of
 from specsim.tiers.tier import State
 
@@ -36,7 +37,7 @@ def replay_pinned(file: Path, target: str, hang_seconds: float = HANG_SECONDS) -
     """Replay a file on a target. Raises UsageError for a file or target that cannot be used."""
     stored = replay_file.load(file)
     text = parse_target(target).text
-    answer = replay(request_of(stored, text, open_cache(None).folder, hang_seconds), file)
+    answer = replay(request_of(stored, text, open_cache(None).folder, hang_seconds), file, ask=ask_again)
     outcome = outcome_of(stored, text, answer)
     return Pinned(outcome.state in (State.SHOWN, State.GONE), outcome.state is State.SHOWN, outcome.reason)
 

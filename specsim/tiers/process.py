@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -57,6 +58,23 @@ def ask_often() -> Iterator[Ask]:
             return server.ask(request, hang_seconds)
 
         yield asked
+
+
+def ask_again(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
+    """As `ask`, for tests, of which a process runs many: a release is asked by a child that stays until this process
+    ends, and so loads torch once. What a user may edit, or imports from where this process is now, has a child anew.
+    """
+    from specsim.engines.target import Release, parse_target
+
+    is_release = isinstance(parse_target(request.target), Release)
+    return (_staying() if is_release and not hash_seed else ask)(request, hang_seconds, hash_seed)
+
+
+@functools.cache
+def _staying() -> Ask:
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(ask_often())
 
 
 def prepared(request: Request) -> Request:
