@@ -58,7 +58,6 @@ def score(
 ) -> int:
     """Draw so many mutants, hunt, print; the exit code."""
     from specsim import interrupts
-    from specsim.bench.environment import environment
     from specsim.engines.packages import open_source
     from specsim.engines.registry import ENGINES
     from specsim.engines.target import Checkout, Release, parse_target
@@ -75,6 +74,8 @@ def score(
     seen = before.reached if before is not None else Reached([], {})
     mutants: list[SourceMutant] = []
     done: dict[str, ScoredMutant] = {}
+    from specsim.bench.environment import environment  # with torch: only now that all that was asked is right
+
     surroundings = environment()
     started = time.monotonic() - (before.seconds if before is not None else 0.0)
 
