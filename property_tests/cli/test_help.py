@@ -95,11 +95,25 @@ def test_an_option_of_developers_is_named_where_it_is(option: str, capsys: pytes
         assert (f"{option} " in capsys.readouterr().out) is shown
 
 
-def test_help_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("check", "-h"),
+        ("check", "nowhere"),
+        ("replay", "nowhere.json"),
+        ("explore", "nowhere"),
+        ("lossless", "nowhere"),
+        ("mutants", "--of", "sglang@.", "--resume", "nowhere.json"),
+    ],
+    ids=" ".join,
+)
+def test_help_and_a_refusal_need_no_torch(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Which takes seconds to import. Help needs nothing else that is large."""
+    large = {"torch", "triton"} | ({"numpy", "hypothesis", "rich"} if arguments[-1] in ("-h", "--help") else set())
     script = (
-        "import sys\nfrom specsim.cli import main\n"
-        "try:\n    main(['check', '-h'])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'triton', 'numpy', 'hypothesis', 'rich'} & set(sys.modules)))\n"
+        f"import sys\nfrom specsim.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass\n"
+        f"print(sorted({large} & set(sys.modules)))\n"
     )
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))
     environment = {**os.environ, "PYTHONPATH": path}

@@ -61,6 +61,7 @@ def explore(
             raise UsageError("--states with --of, which remembers no states", "give --budget-seconds")
         chosen = scope_named(scope or OF_RELEASES)
         raise typer.Exit(_of_target(of, chosen, mutant, json_file, budget_seconds, hang_seconds, cache_dir))
+    wanted = None if scope is None else scope_named(scope)  # or a refusal, before torch is imported
     if mutant:  # before the engine is loaded
         from specsim.selfcheck.mutation import apply, find
 
@@ -70,13 +71,13 @@ def explore(
     from specsim.report.live import live
     from specsim.tiers.scheduler import exploration
 
-    if scope is not None and exploration.lacked(scope_named(scope)):
-        lacked = ", ".join(exploration.lacked(scope_named(scope)))
+    if wanted is not None and exploration.lacked(wanted):
+        lacked = ", ".join(exploration.lacked(wanted))
         raise UsageError(f"the engine lacks {lacked}, which scope {scope} is about", "name another scope")
     typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}")
     results, found, interrupted = [], False, False
     deadline = Deadline.after(budget_seconds)
-    for number, one in enumerate([scope_named(scope)] if scope is not None else SCOPES):
+    for number, one in enumerate([wanted] if wanted is not None else SCOPES):
         if lacked := ", ".join(exploration.lacked(one)):
             typer.echo(f"{one.name:15}  not run: the engine lacks {lacked}")
             continue

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from specsim.contracts.enumeration import Distribution, total_variation
 from specsim.errors import UsageError, described
 from specsim.isolation.messages import Messages
 from specsim.tiers.messages import At, End, Request, Weigh, Weighed
 from specsim.tiers.scheduler.loading import load_target
 from specsim.verdict import NotRun
 from specsim.world.scheduler import Setup
+
+if TYPE_CHECKING:
+    from specsim.contracts.enumeration import Distribution
 
 DRAFTS: Mapping[str, Setup] = {
     "chain": Setup(worker="release", slots=256, steps=2, draft_tokens=3),
@@ -25,6 +28,8 @@ LENGTH = 4
 
 def weigh(request: Request, work: Weigh, messages: Messages) -> None:
     """The total variation between what a worker answers and the target model's distribution."""
+    from specsim.contracts.enumeration import total_variation  # with torch, which the command that asks has no use for
+
     target = load_target(request)
     if isinstance(target, NotRun):
         messages.send(End(not_run=[target]))
