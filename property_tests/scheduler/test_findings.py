@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from property_tests.support.found_schedules import found_by
 from property_tests.support.known_releases import FEW, RELEASES
 from property_tests.support.scheduler_checkouts import checkout, specsim
 from specsim.engines.sglang.scheduler.planted import planted
 from specsim.engines.sglang.scheduler.setups import SETUPS
+from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 from specsim.tiers.scheduler.answers import PER_RUST
 from specsim.world.scheduler import Setup, rows_of
@@ -35,6 +37,21 @@ def refusal(setup: Setup) -> str:
     if not setup.overlap:
         return "without overlap its worker is of spec v1, and keeps the accounts itself"
     return "the release turns mixed chunks off beside EAGLE" if setup.mixed else ""
+
+
+@pytest.mark.slow(runs_one_in=2)
+@pytest.mark.parametrize(
+    ("mutant", "part"),
+    [
+        ("managers.schedule_batch:ScheduleBatch.prepare_for_extend:negate:is_dllm:0", "forward-mode"),
+        ("mem_cache.radix_cache:RadixCache.cache_unfinished_req:drop-keyword:dtype:0", "prefix-slots"),
+    ],
+)
+def test_a_batch_that_says_another_form_than_its_worker_reads_is_found(
+    release: Callable[[str], SourceTree], wheel_cache: Cache, mutant: str, part: str
+) -> None:
+    release(NEWEST)
+    assert f"scheduler:S13:{part}" in found_by(f"sglang=={NEWEST}", wheel_cache, 20, mutant=f"sglang.srt.{mutant}")
 
 
 @pytest.mark.slow(runs_one_in=3)

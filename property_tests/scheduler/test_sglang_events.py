@@ -64,7 +64,7 @@ def test_an_event_of_any_release_is_a_record(published: Any, record: Event) -> N
 def test_events_of_other_memory_than_the_devices_are_left_out() -> None:
     stored, removed = event("BlockStored", **STORED, medium="GPU"), event("BlockRemoved", block_hashes=[7], medium=None)
     of_the_host = event("BlockRemoved", block_hashes=[7], medium="CPU_PINNED")
-    assert events_of([stored, of_the_host, removed]) == (Stored((7,), None, (1, 2), 2), Removed((7,)))
+    assert events_of([stored, of_the_host, removed]) == (Stored((7,), None, (1, 2), 2, tier="GPU"), Removed((7,)))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,15 @@ def test_a_release_that_leaves_an_event_out_is_found(
     assert signature in json.loads(ended.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("mutant", "signature"), [("E01", "scheduler:S17:gone"), ("E03", "scheduler:S17:tokens")])
+@pytest.mark.slow(runs_one_in=3)
+@pytest.mark.parametrize(
+    ("mutant", "signature"),
+    [
+        ("E01", "scheduler:S17:gone"),
+        ("E03", "scheduler:S17:tokens"),
+        ("sglang.srt.mem_cache.events:KVCacheEventMixin._record_remove_event:negate:medium:0", "scheduler:S17:tier"),
+    ],
+)
 def test_a_planted_defect_of_events_is_found(
     release: Callable[[str], SourceTree], wheel_cache: Cache, mutant: str, signature: str
 ) -> None:

@@ -73,7 +73,7 @@ def batch(of: Any, length: int, start: int | None = None, bonus: int = 0, top: i
     tokens = [*PROMPT, *decoded(PROMPT, 40)]
     return SimpleNamespace(
         reqs=[of],
-        forward_mode=SimpleNamespace(is_extend=lambda: start is not None),
+        forward_mode=SimpleNamespace(is_extend=lambda: start is not None, name="DECODE" if start is None else "EXTEND"),
         has_grammar=False,
         sampling_info=SimpleNamespace(acc_additive_penalties=None, acc_scaling_penalties=None),
         return_logprob=top >= 0,

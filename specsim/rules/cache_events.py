@@ -30,6 +30,7 @@ class Router:
         self._hashes: Counter[int] = Counter()  # by hash how many copies there are of it, in all groups
         self._tokens: dict[int, tuple[int, ...]] = {}  # by hash, those of its sequence up to its end
         self._ahead: dict[BlockId, tuple[int, ...]] = {}
+        self._tiers: dict[BlockId, str] = {}  # where each was stored last
 
     def read(self, events: Iterable[Event]) -> Iterator[tuple[str, str, str]]:
         """Take events in. What is wrong with one alone: its part, what is expected, and what it says."""
@@ -37,7 +38,7 @@ class Router:
             if isinstance(event, Stored):
                 yield from self._stored(event)
             elif isinstance(event, Removed):
-                self._removed(event)
+                yield from self._removed(event)
             else:
                 for each in (self.known, self.copies, self._hashes):
                     each.clear()
@@ -58,11 +59,14 @@ class Router:
             self.copies[block] += 1
             self._hashes[block.hash] += 1
             self._ahead[block] = event.ahead[number] if event.ahead else ()
+            self._tiers[block] = event.tier
             if before is not None:
                 self._tokens[block.hash] = before = (*before, *event.tokens[number * size : (number + 1) * size])
 
-    def _removed(self, event: Removed) -> None:
+    def _removed(self, event: Removed) -> Iterator[tuple[str, str, str]]:
         for block in event.blocks:
+            if (tier := self._tiers.get(block, event.tier)) != event.tier:
+                yield "tier", f"{_name(block)} to leave {tier or 'no tier'}", f"it leaves {event.tier or 'no tier'}"
             self.known.pop(block, None)
             if self.copies[block]:
                 self.copies[block] -= 1
@@ -109,7 +113,8 @@ class CacheEvents(Check):
     alone. Where an engine publishes them, whoever has read all of them knows each block that a new request would find,
     by its hash, its tokens and the block before it, and no other: whenever some were published, and at rest, when none
     may be left unpublished that it would need. A block that is cached more than once is there until its last copy is
-    removed. Nothing is published again: of three batches in a row two do not begin with the whole one before.
+    removed, and it is removed from the memory that it was stored in, by that memory's name. Nothing is published again:
+    of three batches in a row two do not begin with the whole one before.
     """
 
     rule = Rule(
@@ -122,6 +127,7 @@ class CacheEvents(Check):
         notes("stores without an event", Published((), (BlockId(1),))),
         notes("evicts without an event", Published((_ONE,), ())),
         notes("removes one copy of two", Published((_ONE, _ONE, Removed((1,))), (BlockId(1),))),
+        notes("removes from no tier", Published((_ONE._replace(tier="GPU"), Removed((1,))), ())),
         notes("stores behind another block", Published((_TWO,), (BlockId(2),))),
         notes(
             "publishes all again",

@@ -77,9 +77,9 @@ class BatchState(Check):
 
 class Agreement(Check):
     """What the host has of the lengths and rows of a batch, by which attention plans, is what its launch reads on the
-    device, and a batch says what its worker reads, in the form in which it does. Where the release's own workers run: a
-    worker has the blocks of a request that the scheduler gave it, and the stages of a pipeline exchange as much as each
-    of them expects.
+    device. A batch says what its worker reads, in the form in which it does, and whether prompts or answers are
+    computed: kernels are chosen by that. Where the release's own workers run, a worker has the blocks of a request that
+    the scheduler gave it, and the stages of a pipeline exchange as much as each of them expects.
     """
 
     rule = Rule(

@@ -18,7 +18,8 @@ class BlockId(NamedTuple):
 class Stored(NamedTuple):
     """Blocks are in the prefix cache from now on: those of these hashes, one behind the other, with these `tokens`
     together. The first one is behind the block of the hash `parent`, None for a sequence that begins with it. Where a
-    hash is of tokens behind its block, too, `ahead` has these for each block.
+    hash is of tokens behind its block, too, `ahead` has these for each block. `tier` is the memory that has them, by
+    the engine's name; "" where it does not say.
     """
 
     hashes: tuple[int, ...]
@@ -27,6 +28,7 @@ class Stored(NamedTuple):
     block_size: int
     group: int = 0
     ahead: tuple[tuple[int, ...], ...] = ()
+    tier: str = ""
 
     @property
     def blocks(self) -> tuple[BlockId, ...]:
@@ -34,10 +36,11 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """They are no longer in it."""
+    """They are no longer in it, or not in the memory `tier`."""
 
     hashes: tuple[int, ...]
     group: int = 0
+    tier: str = ""
 
     @property
     def blocks(self) -> tuple[BlockId, ...]:

@@ -68,11 +68,13 @@ def event_of(event: Any) -> Event:
     if kind == "AllBlocksCleared":
         return Cleared()
     hashes = tuple(event.block_hashes)
+    tier = getattr(event, "medium", None) or ""
     if kind == "BlockRemoved":
-        return Removed(hashes)
+        return Removed(hashes, tier=tier)
     size, units = event.block_size, list(event.token_ids)
     ahead = tuple(_behind(units[start : start + size]) for start in range(0, len(units), size))
-    return Stored(hashes, event.parent_block_hash, _tokens(units), size, ahead=ahead if any(ahead) else ())
+    ahead = ahead if any(ahead) else ()
+    return Stored(hashes, event.parent_block_hash, _tokens(units), size, ahead=ahead, tier=tier)
 
 
 class _Level(NamedTuple):

@@ -253,6 +253,7 @@ class Worker(Fake):
     ) -> Any:
         """Launch the phases of one pass on the current stream; their outputs are tensors that nobody has written."""
         self._note_sizes(batch)
+        self._note_forms(batch)
         self._wait_for_copies(batch)
         seats = [Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
@@ -270,6 +271,20 @@ class Worker(Fake):
             given[self.parts.bonus] = getattr(batch.spec_info, self.parts.bonus)
         for name, tensor in given.items():
             self.reports.add(BatchInput(name, len(batch.reqs), len(tensor)))
+
+    def _note_forms(self, batch: Any) -> None:
+        """Models choose their kernels by the mode of a launch, and a kernel reads the slots of prefixes by address."""
+        mode, expected = batch.forward_mode, "DECODE"
+        if mode.is_extend():
+            expected = "MIXED" if getattr(batch, "decoding_reqs", None) else "EXTEND"
+            for request in batch.reqs:
+                slots = getattr(request, "prefix_indices", None)  # gone in 0.5.22
+                if slots is not None and slots.dtype != torch.int64:
+                    rid = str(request.rid)
+                    wrong = Disagreement("prefix-slots", rid, "int64", str(slots.dtype))
+                    self.reports.add_first(rid, "prefix-slots", wrong)
+        if mode.name != expected:
+            self.reports.add_first("", "forward-mode", Disagreement("forward-mode", "", expected, mode.name))
 
     def _keep_in(self, pool: Any) -> Any:
         """Have KV be the keys of the pool, which are returned."""

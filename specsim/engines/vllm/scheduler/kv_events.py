@@ -42,11 +42,12 @@ def event_of(event: Any) -> Event:
     if kind == "AllBlocksCleared":
         return Cleared()
     hashes = tuple(event.block_hashes or ())
+    tier = getattr(event, "medium", None) or ""
     if kind == "BlockRemoved":
-        return Removed(hashes, group)
+        return Removed(hashes, group, tier)
     ahead = getattr(event, "lookahead_token_ids", None) or ()
     parent, tokens = event.parent_block_hash, tuple(event.token_ids)
-    return Stored(hashes, parent, tokens, event.block_size, group, tuple(map(tuple, ahead)))
+    return Stored(hashes, parent, tokens, event.block_size, group, tuple(map(tuple, ahead)), tier)
 
 
 def cached(pool: Any) -> Iterator[BlockId]:
