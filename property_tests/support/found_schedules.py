@@ -10,7 +10,7 @@ SECONDS = 60.0  # of one schedule
 
 
 def found_by(target: str, cache: Cache, schedules: int, *, mutant: str = "", worker: str = "fake") -> list[str]:
-    """The signatures of what the first schedules of seed 0 find, as `specsim dev check --mutant` runs them."""
+    """The signatures of what the first schedules of seed 0 find, as `dev check --mutant` runs them; each once."""
     request = Request(
         tier="scheduler",
         target=target,
@@ -23,4 +23,5 @@ def found_by(target: str, cache: Cache, schedules: int, *, mutant: str = "", wor
         mutant=mutant,
         worker=worker,
     )
-    return [message.finding.signature for message in ask_again(request, SECONDS) if isinstance(message, Found)]
+    found = [message.finding.signature for message in ask_again(request, SECONDS) if isinstance(message, Found)]
+    return list(dict.fromkeys(found))

@@ -21,7 +21,6 @@ NUM_STEPS_MAX = 8
 VOCAB_SIZES = (33, 1, 4100)  # the last has more than one block
 LEAD = 25  # quarters of which a logit can be below the highest
 TOLERANCE = 1e-3
-FIT_TOLERANCE = 1e-3
 
 
 def _sizes(draws: Draws, shape: Sizes) -> dict[str, int]:
@@ -112,7 +111,7 @@ OPS: tuple[Op, ...] = (
         refit_acceptance,
         "estimates",
         Cases(_draw, _make_refit),
-        tolerance={"slope": FIT_TOLERANCE, "intercepts": FIT_TOLERANCE},
+        tolerance={"slope": TOLERANCE, "intercepts": TOLERANCE},
     ),
     operation(
         predict_acceptance,

@@ -47,7 +47,14 @@ OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 # Samplers with random numbers of their own, layouts of other engines, what is a few lines of PyTorch, and the parts of
 # `verify_ragged_sampled`. Every other operation has a kernel of ours.
 _WITHOUT = (
-    *(frequencies, ragged_drafts, deferred, ragged_verify, block_drafts, draft_inputs, step_inputs, draft_steps),
+    frequencies,
+    ragged_drafts,
+    deferred,
+    ragged_verify,
+    block_drafts,
+    draft_inputs,
+    step_inputs,
+    draft_steps,
     estimates,
 )
 WITHOUT_A_KERNEL = frozenset(op.name for family in _WITHOUT for op in family.OPS) - {"verify_ragged_sampled"}

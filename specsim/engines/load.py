@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.engines.packages import fetch_release, open_source
-from specsim.engines.registry import ENGINES, Engine
+from specsim.engines.registry import ENGINES, Engine, Function
 from specsim.engines.target import Checkout, ModelTarget, PythonTarget, Release, Target
 from specsim.errors import UsageError, described
 from specsim.isolation.phases import running
@@ -38,9 +38,9 @@ def load_provider(target: Target, cache: Cache, op: str = "") -> Provider:
         return _user_provider(target)
     provider: Provider
     if isinstance(target, ModelTarget):
-        provider = _function(MODEL_PROVIDER)()
+        provider = function_of(MODEL_PROVIDER)()
     else:
-        provider = _function(_engine(target).subjects["ops"])(target, cache, op)
+        provider = function_of(_engine(target).subjects["ops"])(target, cache, op)
     return provider
 
 
@@ -56,14 +56,15 @@ def prepare(target: Target, cache: Cache, on_gpu: bool) -> None:
     elif on_gpu:
         fetch_release(target, cache)
     if on_gpu and engine.build is not None:
-        _function(engine.build)(target, cache)
+        function_of(engine.build)(target, cache)
 
 
 def _engine(target: Release | Checkout) -> Engine:
     return ENGINES[target.engine]
 
 
-def _function(named: tuple[str, str]) -> Callable[..., Any]:
+def function_of(named: Function) -> Callable[..., Any]:
+    """A function of an engine, by its module and name."""
     module, name = named
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
@@ -90,7 +91,7 @@ def load_scheduler(
     maker = _engine(target).subjects.get("scheduler")
     if maker is None:
         return NotRun("scheduler", "packages of operations have no scheduler")
-    found: SchedulerTarget | NotRun = _function(maker)(target, cache, edit, root, files)
+    found: SchedulerTarget | NotRun = function_of(maker)(target, cache, edit, root, files)
     return found
 
 
@@ -101,7 +102,7 @@ def planted(target: Target, mutant: str, cache: Cache) -> Edit:
     number = re.fullmatch(r"PR(\d+)", mutant, re.IGNORECASE)
     takes_back = _engine(target).reverted if isinstance(target, Release | Checkout) else None
     if number is not None and takes_back is not None:
-        edit: Edit = _function(takes_back)(target, cache, int(number[1]))
+        edit: Edit = function_of(takes_back)(target, cache, int(number[1]))
         return edit
     return edit_of(*find(mutant, planted_into(target)))
 
@@ -112,7 +113,7 @@ def planted_into(target: Target) -> Mapping[str, Planted]:
     if maker is None:
         others = ", ".join(name for name, engine in ENGINES.items() if engine.planted is not None)
         raise UsageError(f"no defect can be planted into {target.text}", f"name a release or a checkout of {others}")
-    defects: Mapping[str, Planted] = _function(maker)()
+    defects: Mapping[str, Planted] = function_of(maker)()
     return defects
 
 
@@ -121,7 +122,7 @@ def files_of(target: Target, cache: Cache) -> Path:
     assert not isinstance(target, ModelTarget | PythonTarget)
     files = _engine(target).files
     assert files is not None
-    folder: Path = _function(files)(target, cache)
+    folder: Path = function_of(files)(target, cache)
     return folder
 
 

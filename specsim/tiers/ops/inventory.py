@@ -7,7 +7,6 @@ noted. A caller is checked by the arguments that it makes, so it counts for the 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from specsim.choices.chooser import seeded
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
 from specsim.engines import registry
+from specsim.engines.load import function_of
 from specsim.engines.registry import ENGINES
 from specsim.interpreter.lockstep.launch import lockstep
 from specsim.lifting.kernels import KernelPlace, kernel_places
@@ -60,8 +60,7 @@ def compiled_inventory(engine: str, source: SourceTree) -> list[InventoryRow]:
     listed = ENGINES[engine].compiled
     if listed is None:
         return []
-    module, function = listed
-    found = getattr(importlib.import_module(module), function)(source, ENGINES[engine].speculation)
+    found = function_of(listed)(source, ENGINES[engine].speculation)
     reasons = reasons_of(engine)
     return [InventoryRow(place, ops, (), "" if ops else reasons.get(place.name, "")) for place, ops in found]
 

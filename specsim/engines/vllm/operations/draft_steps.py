@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from specsim.contracts.provider import NotCalledError
-from specsim.engines.vllm.operations.names import CoinTorch, Names
+from specsim.engines.vllm.operations.names import CoinTorch, Names, power_of_two
 
 Tensor = torch.Tensor
 
@@ -28,10 +28,6 @@ SELECTOR = f"{_DRAFTERS}/dflash2/speculator.py"
 XPRESS = f"{_DRAFTERS}/xpress/kernels.py"
 
 NGRAM_BLOCK, MASK_BLOCK, ARGMAX_BLOCK = 16, 4096, 16  # places, and tokens, of a program
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
 
 
 def _ngrams(
@@ -53,8 +49,8 @@ def _ngrams(
     drafts = torch.zeros((bs, num_steps), dtype=torch.int64, device=idx_mapping.device)
     of_state = (all_token_ids, all_token_ids.stride(0), idx_mapping, total_len, num_sampled)
     places = (scratch, scratch.stride(0))
-    scan[(bs, blocks)](*of_state, *places, length, min_n, max_n, _power_of_two(max_n), NGRAM_BLOCK)
-    of_drafts = (num_steps, _power_of_two(num_steps), _power_of_two(blocks))
+    scan[(bs, blocks)](*of_state, *places, length, min_n, max_n, power_of_two(max_n), NGRAM_BLOCK)
+    of_drafts = (num_steps, power_of_two(num_steps), power_of_two(blocks))
     finalize[(bs,)](*of_state, last_sampled_tokens, *places, drafts, length, blocks, *of_drafts)
     return drafts
 
@@ -362,7 +358,7 @@ def _walk(
         *(zeros.to(torch.float32), zeros, tokens, kept),
         num_steps=num_steps,
         top_k=top_k,
-        BLOCK_K=_power_of_two(top_k),
+        BLOCK_K=power_of_two(top_k),
         SAMPLE_PROBABILISTIC=probabilistic,
         USE_FP64=False,
         num_warps=1,
@@ -385,7 +381,7 @@ def _cache_logits(
         *draft_logits.stride()[:2],
         num_steps=num_steps,
         top_k=top_k,
-        BLOCK_K=_power_of_two(top_k),
+        BLOCK_K=power_of_two(top_k),
         num_warps=1,
     )
 

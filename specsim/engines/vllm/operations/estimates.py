@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specsim.engines.vllm.operations.names import CoinTorch, Names
+from specsim.engines.vllm.operations.names import CoinTorch, Names, power_of_two
 
 Tensor = torch.Tensor
 
@@ -31,7 +31,7 @@ def _accumulate(
     kernel[(num_steps,)](
         *(info, grad, idx_mapping, num_sampled, num_rejected, certainty, certainty.stride(0)),
         *(accept_prob, accept_prob.stride(0), num_judged, bs),
-        BLOCK_R=max(256, 1 << (bs - 1).bit_length()),
+        BLOCK_R=max(256, power_of_two(bs)),
     )
 
 
@@ -52,7 +52,7 @@ def _refit(
         NUM_SPECULATIVE_STEPS=num_steps,
         L2=float(ridge),
         DAMPING=float(damping),
-        BLOCK=1 << (num_steps - 1).bit_length(),
+        BLOCK=power_of_two(num_steps),
     )
 
 
@@ -85,7 +85,7 @@ def _predict(
         per_token_step=False,
         NUM_SPECULATIVE_STEPS=len(intercepts),
         MAX_LOG_ODDS=_MAX_LOG_ODDS,
-        PADDED_VOCAB_NUM_BLOCKS=1 << (num_blocks - 1).bit_length(),
+        PADDED_VOCAB_NUM_BLOCKS=power_of_two(num_blocks),
     )
 
 

@@ -81,3 +81,8 @@ class Names:
     @property
     def subject(self) -> str:
         return f"kernel:{self.op}:{self.variant}" if self.variant else f"kernel:{self.op}"
+
+
+def power_of_two(count: int) -> int:
+    """The power of two that `count`, 1 or more, fits in: what a block of that many lanes is made of."""
+    return 1 << (count - 1).bit_length()

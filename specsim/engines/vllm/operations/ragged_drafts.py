@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes
-from specsim.engines.vllm.operations.names import CoinTorch, Names
+from specsim.engines.vllm.operations.names import CoinTorch, Names, power_of_two
 
 Tensor = torch.Tensor
 
@@ -193,7 +193,7 @@ def _next_token(
         width,
         bs,
         sampled_token_ids.stride(0),
-        BLOCK_SIZE_TOKENS=1 << (width - 1).bit_length(),
+        BLOCK_SIZE_TOKENS=power_of_two(width),
     )
 
 
@@ -233,7 +233,7 @@ def _draft_inputs(
     hidden_state_mapping: Tensor,
 ) -> None:
     longest = int(query_start_loc.diff().max()) + num_padding_slots
-    block = min(4, 1 << (longest - 1).bit_length())  # few, so that requests have more than one block
+    block = min(4, power_of_two(longest))  # few, so that requests have more than one block
     kernel[(len(next_token_ids), -(-longest // block))](
         target_token_ids,
         target_positions,
@@ -275,7 +275,7 @@ def _block_inputs(
     sample_indices: Tensor,
 ) -> None:
     longest = int(query_start_loc.diff().max()) + num_steps + 1
-    block = min(4, 1 << (longest - 1).bit_length())  # few, so that requests have more than one block
+    block = min(4, power_of_two(longest))  # few, so that requests have more than one block
     kernel[(len(next_token_ids), -(-longest // block))](
         *(next_token_ids, target_positions, block_ids, context_positions, block_positions, context_slots, block_slots),
         *(sample_indices, block_table, block_table.stride(0), query_start_loc, num_rejected if has_rejected else 0),
