@@ -3,7 +3,8 @@
 Every host function has the operation's name and the contract's arguments, outputs included, which it writes in place.
 It allocates nothing, never waits for the device, reads no tensor value on the host, and compiles once per engine
 configuration (topk, num_steps, num_draft_tokens, mask mode, vocabulary, hidden size), not once per batch size;
-`move_kv`, `row_argmax`, `temperature_softmax`, `verify_chain_block` and `verify_ragged_sampled` say where they differ.
+`move_kv`, `row_argmax`, `temperature_softmax`, `verify_chain_block`, `verify_tree_rejection` and
+`verify_ragged_sampled` say where they differ.
 Kernels write every defined output element themselves, the -1 padding included, so that a buffer that is used again
 needs no prefill. Offsets that grow with the batch or the pool are int64.
 
@@ -39,6 +40,7 @@ from specsim.kernels.verify_chain import *
 from specsim.kernels.verify_logits import *
 from specsim.kernels.verify_ragged import *
 from specsim.kernels.verify_sampled import *
+from specsim.kernels.verify_tree import *
 
 KERNELS: tuple[Implementation, ...] = tuple(kernel for name in OPS if callable(kernel := globals().get(name)))
 

@@ -1,8 +1,8 @@
 """Verification at a temperature: the walk and the draw of the token after it, in one launch.
 
 One program a request: a walk reads single probabilities of the nodes that it visits, each load dependent on the
-one before, and the draw reads one row of the target's distribution (and of the draft's) once, and a block again. No
-row that the walk does not need is read, and nothing of the size of the vocabulary is written.
+one before, and the draw reads one row of the target's distribution once, and a block again. No row that the walk does
+not need is read, and nothing of the size of the vocabulary is written.
 
 Sums have a fixed order: each block of `BLOCK_V` tokens is reduced, the blocks' sums are added up one after the other,
 and the block in which the uniform draw falls is added up token by token. Results are the same bit for bit from run to
@@ -28,7 +28,7 @@ from specsim.reference.sampling import THRESHOLD_ACC_MIN
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["verify_tree_rejection", "verify_tree_target_only"]
+__all__ = ["verify_tree_target_only"]
 
 ACC_MIN = tl.constexpr(THRESHOLD_ACC_MIN)
 BLOCK_V = 8192
@@ -82,54 +82,6 @@ def verify_tree_target_only(
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
         **blocks_of_row(vocab_size, BLOCK_V),
-    )
-
-
-@checked_launch()
-def verify_tree_rejection(
-    candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    num_steps: int,
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-) -> None:
-    """Walk each tree; every child has a uniform draw of its own, compared with what its siblings have left over.
-
-    Shapes and dtypes: specsim.reference.sampling.verify_tree_rejection; distributions and uniform draws are float32.
-
-    What is left over is not stored: it is computed again from the two rows, with the totals of the rejections before,
-    which costs one pass over both rows for each rejected sibling. Writes `accept_index` and `accept_token_num` whole,
-    and `predicts` at the accepted path alone. A walk visits at most `num_draft_tokens` nodes.
-    """
-    bs, num_draft_tokens, vocab_size = target_probs.shape
-    if bs == 0:
-        return
-    _verify_tree_rejection_kernel[(bs,)](
-        candidates,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
-        uniform_samples,
-        uniform_final,
-        draft_probs,
-        target_probs,
-        predicts,
-        accept_index,
-        accept_token_num,
-        predicts.shape[0],
-        NUM_STEPS=num_steps,
-        NDT=num_draft_tokens,
-        VOCAB=vocab_size,
-        BLOCK_N=triton.next_power_of_2(num_draft_tokens),
-        BLOCK_W=triton.next_power_of_2(num_steps + 1),
-        **blocks_of_row(vocab_size, BLOCK_V_OF_TWO_LAWS),
     )
 
 
@@ -275,121 +227,4 @@ def _verify_tree_target_only_kernel(
         b_weights = _without_children(b_weights, o_v, tree, i_first_node, i_node, NDT)
     i_token = find_token(b_weights, o_v, before, threshold, VOCAB)
     b_token = tl.where(o_w == i_accepted, i_token, b_token)
-    store_path(path, i_b, b_path, b_token, i_accepted, num_nodes, NUM_STEPS, BLOCK_W)
-
-
-@triton.jit
-def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N: tl.constexpr):
-    """Distributions p and q, a block or a scalar, after the children with tokens `b_drawn` [BLOCK_N] were rejected.
-
-    `b_total_p` and `b_total_q` [BLOCK_N] are the totals by which each rejection normalises what it leaves.
-    """
-    i_drawn = 0
-    while i_drawn < num_drawn:
-        total_p = lane(b_total_p, i_drawn, BLOCK_N)
-        total_q = lane(b_total_q, i_drawn, BLOCK_N)
-        b_p = tl.div_rn(positive(b_p - b_q), total_p)
-        b_q = tl.div_rn(tl.where(o_v == lane(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q)
-        i_drawn += 1
-    return b_p, b_q
-
-
-@triton.jit(do_not_specialize=["num_nodes"])
-def _verify_tree_rejection_kernel(
-    p_candidates,
-    p_retrieve_index,
-    p_next_token,
-    p_next_sibling,
-    p_uniform_samples,
-    p_uniform_final,
-    p_draft_probs,
-    p_target_probs,
-    p_predicts,
-    p_accept_index,
-    p_accept_token_num,
-    num_nodes,
-    NUM_STEPS: tl.constexpr,
-    NDT: tl.constexpr,
-    VOCAB: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):
-    """One program a request."""
-    tree = TreeTensors(p_candidates, p_retrieve_index, p_next_token, p_next_sibling)
-    path = Path(p_predicts, p_accept_index, p_accept_token_num)
-    i_b = tl.program_id(0).to(tl.int64)
-    i_first_node = i_b * NDT
-    o_n = tl.arange(0, BLOCK_N)
-    o_w = tl.arange(0, BLOCK_W)
-
-    i_node = i_b * 0
-    i_child = tl.load(tree.next_token + i_first_node)
-    # [BLOCK_W]: accepted nodes, and the token after each
-    b_path = tl.where(o_w == 0, tl.load(tree.retrieve_index + i_first_node), -1)
-    b_token = tl.full([BLOCK_W], 0, tl.int64)
-    # [BLOCK_N]: the rejections at `i_node` that changed its distributions
-    b_drawn = tl.full([BLOCK_N], -1, tl.int64)
-    b_total_p = tl.full([BLOCK_N], 1.0, tl.float32)
-    b_total_q = tl.full([BLOCK_N], 1.0, tl.float32)
-    num_drawn = 0
-    i_accepted = 0
-    i_hop = 1
-    while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT) & (i_accepted < NUM_STEPS):
-        o_child = i_first_node + i_child
-        i_token = tl.load(tree.candidates + o_child)
-        i_number = tl.load(tree.retrieve_index + o_child)
-        i_next_token = tl.load(tree.next_token + o_child)
-        i_next_sibling = tl.load(tree.next_sibling + o_child)
-        draw = tl.load(p_uniform_samples + o_child)
-        o_row = (i_first_node + i_node) * VOCAB
-        m_token = (i_token >= 0) & (i_token < VOCAB)
-        p = tl.load(p_target_probs + o_row + i_token, mask=m_token, other=0.0)
-        q = at_most_one(tl.load(p_draft_probs + o_row + i_token, mask=m_token, other=0.0))
-        p, q = _left_over(p, q, i_token, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
-        is_accepted = (draw * q < p) & (q > 0)
-        if (~is_accepted) & (q > 0):
-            b_sum_p = tl.zeros([BLOCK_V], dtype=tl.float32)
-            b_sum_q = tl.zeros([BLOCK_V], dtype=tl.float32)
-            for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
-                # [BLOCK_V]
-                o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-                b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
-                b_q = at_most_one(tl.load(p_draft_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0))
-                b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
-                b_sum_p += positive(b_p - b_q)
-                b_sum_q += tl.where(o_v == i_token, 0.0, b_q)
-            total_p = tl.sum(b_sum_p, axis=0)
-            total_q = tl.sum(b_sum_q, axis=0)
-            b_drawn = tl.where(o_n == num_drawn, i_token, b_drawn)
-            b_total_p = tl.where(o_n == num_drawn, tl.where(total_p > 0, total_p, 1.0), b_total_p)
-            b_total_q = tl.where(o_n == num_drawn, tl.where(total_q > 0, total_q, 1.0), b_total_q)
-            num_drawn += 1
-        num_drawn = tl.where(is_accepted, 0, num_drawn)
-        i_new = tl.where(is_accepted, i_accepted, BLOCK_W)
-        b_token = tl.where(o_w == i_new, i_token, b_token)
-        b_path = tl.where(o_w == i_new + 1, i_number, b_path)
-        i_accepted += is_accepted.to(tl.int32)
-        i_node = tl.where(is_accepted, i_child, i_node)
-        i_child = tl.where(is_accepted, i_next_token, i_next_sibling)
-        i_hop += 1
-
-    o_row = (i_first_node + i_node) * VOCAB
-    len_q = tl.where(num_drawn > 0, VOCAB, 0)
-    o_block = tl.arange(0, NUM_BLOCKS)
-    b_sums = tl.zeros([NUM_BLOCKS], dtype=tl.float32)
-    for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
-        # [BLOCK_V]
-        o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-        b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
-        b_q = at_most_one(tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0))
-        b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
-        b_sums = tl.where(o_block == i_block, tl.sum(b_p, axis=0), b_sums)
-    i_block, before, threshold = find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
-    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-    b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
-    b_q = at_most_one(tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0))
-    b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
-    b_token = tl.where(o_w == i_accepted, find_token(b_p, o_v, before, threshold, VOCAB), b_token)
     store_path(path, i_b, b_path, b_token, i_accepted, num_nodes, NUM_STEPS, BLOCK_W)

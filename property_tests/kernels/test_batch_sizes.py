@@ -25,6 +25,7 @@ VARIANTS = {
     "temperature_softmax": {"_parts_of_row_kernel": 2, "_softmax_of_parts_kernel": 2},
     "top_k_renorm_probs": {"_renorm_kernel": 7},
     "top_p_renorm_probs": {"_renorm_kernel": 7},
+    "verify_tree_rejection": {"_verify_tree_rejection_kernel": 8},
     "verify_chain_block": {"_masses_of_prefixes_kernel": 6, "_verify_chain_kernel": 7},
     "move_kv": {"_move_kv_kernel": 7},
     "verify_logits_greedy": {"_eager_kernel": 3, "_lazy_kernel": 6},

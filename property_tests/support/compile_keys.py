@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from property_tests.support.compiled_kernels import NUM_SMS, TARGET, arguments_of, sizes_of
 from specsim import kernels
-from specsim.kernels import kv_move, renorm, verify_logits, verify_sampled
+from specsim.kernels import kv_move, renorm, verify_logits, verify_sampled, verify_tree
 
 BATCHES = sorted({near for power in range(13) for near in (2**power - 1, 2**power, 2**power + 1, 3 * 2**power)})
 """Up to 4096, with what is beside each power of two: thresholds of a launch lie there, or at one and a half of it."""
@@ -46,6 +46,6 @@ def keys_of(name: str) -> dict[str, list[tuple[str, list[int]]]]:
 
 
 if __name__ == "__main__":
-    for module in (kv_move, renorm, verify_logits, verify_sampled):
+    for module in (kv_move, renorm, verify_logits, verify_sampled, verify_tree):
         module.num_sms_of = lambda _device: NUM_SMS  # type: ignore[attr-defined] # of an H100 or H200
     print(json.dumps({name: keys_of(name) for name in sys.argv[1:]}))

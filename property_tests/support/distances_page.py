@@ -76,10 +76,10 @@ What draws by noise, of a random number for each token and not one for each row,
 vLLM's second runner and DSpark of SGLang. Their tokens are counted, by tens of thousands of draws
 (`chain_frequencies`, `cut_chain_frequencies` and `markov_frequencies` of [operations.md](operations.md)).
 
-*us* is the median on an H200, in CUDA graphs, of 64 requests with seven drafts each or trees of eight
-nodes, 128,256 tokens (`{times}`). What vLLM launches for a
-batch, of which {ragged} is a part, takes {theirs:.0f} us there, and specsim's kernel for it
-{ours:.0f}. More is in [kernels.md](kernels.md).
+*us* is the median on an H200, in CUDA graphs, of {requests} requests with seven drafts each or trees of eight
+nodes, 128,256 tokens (`bench/results/`: {times}).
+What vLLM launches for a batch, of which {ragged} is a part, takes {theirs:.0f} us there, and
+specsim's kernel for it {ours:.0f}. More is in [kernels.md](kernels.md).
 """
 SHIPS = {  # which engines have a rule, and by which option
     "rejection": "SGLang; vLLM, `standard`",
@@ -93,7 +93,9 @@ SHIPS = {  # which engines have a rule, and by which option
     "acceptance at a rate of 3/4": "vLLM, `synthetic`",
 }
 RAGGED, WHOLE = "verify_ragged_rejection", "verify_ragged_sampled"
-TIMES = "bench/results/2026-12-01-h200-rules.json"
+TIMES = ("2026-12-01-h200-rules.json", "2026-12-01-h200-verify_tree_rejection.json")  # of two times the last counts
+REQUESTS = 64
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
 COLUMNS = ("rule", "published", "ships in", "drafts", "off", "most of it", "tokens a step")
 
 weighed = cache(farthest)
@@ -179,10 +181,13 @@ def _called(subject: Subject) -> str:
 def times() -> dict[tuple[str, str], float]:
     """Median microseconds of each kernel that was timed, by operation and whose it is."""
     found: dict[tuple[str, str], float] = {}
-    for row in json.loads((Path(__file__).parents[2] / TIMES).read_text())["benchmarks"]:
-        for peer in row["peers"]:
-            if peer["median"] is not None:
-                found.setdefault((row.get("kernel", row["name"]), peer["name"].partition("==")[0]), peer["median"])
+    for file in TIMES:
+        of_file: dict[tuple[str, str], float] = {}
+        for row in json.loads((RESULTS / file).read_text())["benchmarks"]:
+            for peer in row["peers"]:
+                if row["shape"].get("bs") == REQUESTS and peer["median"] is not None:
+                    of_file.setdefault((row["kernel"], peer["name"].partition("==")[0]), peer["median"])
+        found |= of_file
     return found
 
 
@@ -206,7 +211,13 @@ def shipped(cache: Cache) -> Iterator[tuple[str, str, Fraction, float | None]]:
 def page(cache: Cache) -> str:
     """The whole page. Triton kernels must be interpreted."""
     assert interpreted()
-    names = {"sglang": f"SGLang {RELEASES[-1]}", "vllm": f"vLLM {VLLM_NEW}", "ragged": f"`{RAGGED}`", "times": TIMES}
+    names = {
+        "sglang": f"SGLang {RELEASES[-1]}",
+        "vllm": f"vLLM {VLLM_NEW}",
+        "ragged": f"`{RAGGED}`",
+        "times": ", ".join(f"`{file}`" for file in TIMES),
+    }
+    names["requests"] = str(REQUESTS)
     whole = {"theirs": times()[WHOLE, "vllm"], "ours": times()[WHOLE, "specsim"]}
     lines = [rules(), SHIPPED.format(**names, **whole), "| what | where | off | us |", "| -- | -- | -- | -- |"]
     for what, where, far, took in shipped(cache):
