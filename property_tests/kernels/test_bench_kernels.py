@@ -16,7 +16,15 @@ from rich.console import Console
 
 from specsim import kernels
 from specsim.bench import kernel_table, run, verify_logits_greedy, verify_step
-from specsim.bench.kernel_cases import KERNELS, ReferenceOutcome, bytes_to_move, dependent_reads, make_case, shapes
+from specsim.bench.kernel_cases import (
+    KERNELS,
+    READ_OF_TABLES,
+    ReferenceOutcome,
+    bytes_to_move,
+    dependent_reads,
+    make_case,
+    shapes,
+)
 from specsim.bench.kernel_peers import KernelPeer, lift_all, peers_of
 from specsim.contracts.contract import Case, Tensors
 from specsim.engines.sgl_kernel import OPERATIONS as CUDA
@@ -77,9 +85,24 @@ def test_bytes_are_those_that_a_case_reads_and_writes() -> None:
     indices = 2 * 8 * moved.case.sizes["num_moves"]
     assert bytes_to_move(KERNELS["move_kv"], moved) == indices + 2 * 4 * changed
     walk = outcome_of("verify_tree_target_only")
-    rows = int((walk.expected["accept_token_num"] + 1).sum())
-    dists = rows * walk.case.sizes["vocab_size"] * 4
+    dists = walk.case.sizes["bs"] * walk.case.sizes["vocab_size"] * 4
     assert dists <= bytes_to_move(KERNELS["verify_tree_target_only"], walk) < dists + 2048
+
+
+def test_rows_are_read_of_nodes_where_a_child_is_rejected_and_of_the_walks_end() -> None:
+    """Two requests: one whose first child is accepted, whose child is; one whose second child is, which has none."""
+    case = Case(
+        {"bs": 2, "num_steps": 2, "vocab_size": 10},
+        {
+            "retrieve_index": torch.arange(6).view(2, 3),
+            "retrieve_next_token": torch.tensor([[1, 2, -1], [1, -1, -1]]),
+            "retrieve_next_sibling": torch.tensor([[-1, -1, -1], [-1, 2, -1]]),
+        },
+    )
+    paths = {"accept_index": torch.tensor([[0, 1, 2], [3, 5, -1]]), "accept_token_num": torch.tensor([2, 1])}
+    outcome = ReferenceOutcome(case, paths, {})
+    of = {name: READ_OF_TABLES["verify_tree_rejection", name](outcome) for name in ("target_probs", "draft_probs")}
+    assert of == {"target_probs": (1 + 2) * 10, "draft_probs": 1 * 10}
 
 
 @interpreted

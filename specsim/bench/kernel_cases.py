@@ -8,6 +8,7 @@ is changed in place, what changes, once read and once written.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -219,13 +220,36 @@ def _count(*names: str) -> Elements:
     return lambda outcome: sum(int(outcome.defined[name].sum()) for name in names)
 
 
-def _visited(rows_beside: int) -> Elements:
-    """Rows of a distribution: one for each accepted draft, and of the target model's the one that the walk ends at."""
+def _visited(outcome: ReferenceOutcome) -> int:
+    """The row of each node that a walk reaches: what a greedy one reads."""
+    return int(outcome.expected["accept_lens"].sum()) * outcome.case.sizes["vocab_size"]
+
+
+def _last(outcome: ReferenceOutcome) -> int:
+    """The row that the token after the walk is drawn of. Drafts are compared with single elements of others."""
+    return outcome.case.sizes["bs"] * outcome.case.sizes["vocab_size"]
+
+
+def _rejected(outcome: ReferenceOutcome) -> int:
+    """Of a chain the row of the draft that is rejected, if one is."""
+    rejects = outcome.expected["accept_token_num"] < outcome.case.sizes["num_steps"]
+    return int(rejects.sum()) * outcome.case.sizes["vocab_size"]
+
+
+def _rejected_at_nodes(rows_without: int) -> Elements:
+    """The row of each node where a child is rejected; where none is at a walk's end, `rows_without` of that one."""
 
     def elements(outcome: ReferenceOutcome) -> int:
-        lens = outcome.expected.get("accept_token_num")
-        accepted = int((outcome.expected["accept_lens"] - 1 if lens is None else lens).sum())
-        return (accepted + rows_beside * outcome.case.sizes["bs"]) * outcome.case.sizes["vocab_size"]
+        tensors, num_steps = outcome.case.tensors, outcome.case.sizes["num_steps"]
+        path, accepted = outcome.expected["accept_index"].cpu().tolist(), outcome.expected["accept_token_num"].tolist()
+        first_child, numbers = tensors["retrieve_next_token"].tolist(), tensors["retrieve_index"].tolist()
+        rows = 0
+        for i, length in enumerate(accepted):
+            nodes = [numbers[i].index(number) for number in path[i][: length + 1]]
+            skips = [first_child[i][node] != child for node, child in itertools.pairwise(nodes)]
+            has_rejected = length < num_steps and first_child[i][nodes[-1]] >= 0
+            rows += sum(skips) + max(has_rejected, rows_without)
+        return rows * outcome.case.sizes["vocab_size"]
 
     return elements
 
@@ -261,14 +285,14 @@ READ_OF_TABLES: Mapping[tuple[str, str], Elements] = {
     ("verify_commit_outputs", "predict"): _count("bonus_tokens"),
     ("verify_commit_outputs", "accept_index"): _count("bonus_tokens"),
     ("create_extend_after_decode", "accept_tokens"): _count("bonus_tokens"),
-    ("verify_tree_target_only", "target_probs"): _visited(1),
-    ("verify_chain_rejection", "target_probs"): _visited(1),
-    ("verify_chain_rejection", "draft_probs"): _visited(0),
-    ("verify_chain_block", "target_probs"): _visited(1),
-    ("verify_chain_block", "draft_probs"): _visited(0),
-    ("verify_tree_rejection", "target_probs"): _visited(1),
-    ("verify_tree_rejection", "draft_probs"): _visited(1),
-    ("verify_logits_greedy", "logits"): _visited(1),
+    ("verify_tree_target_only", "target_probs"): _last,
+    ("verify_chain_rejection", "target_probs"): _last,
+    ("verify_chain_rejection", "draft_probs"): _rejected,
+    ("verify_chain_block", "target_probs"): _last,
+    ("verify_chain_block", "draft_probs"): _rejected,
+    ("verify_tree_rejection", "target_probs"): _rejected_at_nodes(1),
+    ("verify_tree_rejection", "draft_probs"): _rejected_at_nodes(0),
+    ("verify_logits_greedy", "logits"): _visited,
     ("verify_ragged_sampled", "target_probs"): _ragged_rows(1),
     ("verify_ragged_sampled", "draft_probs"): _ragged_rows(0),
     ("verify_ragged_sampled", "race"): _ragged_rows(0),
