@@ -148,6 +148,14 @@ def require_launchable(**tensors: torch.Tensor) -> None:
         )
 
 
+def options_of(device: torch.device, num_warps: int, registers: int, splits: int) -> dict[str, Any]:
+    """Of a launch of `splits` programs a row, which wait for each other if they are several. The interpreter takes no
+    others than the warps.
+    """
+    on_gpu = {"maxnreg": registers, "launch_cooperative_grid": splits > 1} if device.type != "cpu" else {}
+    return {"num_warps": num_warps, **on_gpu}
+
+
 def block_of(count: int, most: int) -> int:
     """Lanes for `count` elements: the next power of two, at most `most`."""
     return min(most, 1 << max(0, count - 1).bit_length())

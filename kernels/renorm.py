@@ -9,13 +9,11 @@ specsim.kernels.split_rows. Sums are of integers, so that results are the same f
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import block_of, checked_launch, require_vocabulary
+from specsim.kernels.launch import block_of, checked_launch, options_of, require_vocabulary
 from specsim.kernels.split_rows import (
     HEAD,
     UNIT,
@@ -83,9 +81,6 @@ def _renorm(probs: Tensor, limit: Tensor, renorm_probs: Tensor, is_count: bool) 
     group = min(max(GROUP, triton.next_power_of_2(triton.cdiv(vocab_size, GROUPS_MAX))), block_v)
     num_groups = triton.cdiv(vocab_size, group)
     chunk = triton.cdiv(vocab_size, splits * block_v) * block_v
-    tuned: dict[str, Any] = {"num_warps": NUM_WARPS}
-    if probs.device.type != "cpu":
-        tuned |= {"maxnreg": REGISTERS, "launch_cooperative_grid": splits > 1}
     shape = Shape(
         IS_EXACT=False,
         IS_LINEAR=True,
@@ -105,6 +100,7 @@ def _renorm(probs: Tensor, limit: Tensor, renorm_probs: Tensor, is_count: bool) 
     )
     words = (LIST, 2 * num_groups, splits * (chunk // group))
     scratch = scratch_of_rows("renorm", probs.device, num_rows, words)
+    tuned = options_of(probs.device, NUM_WARPS, REGISTERS, splits)
     _renorm_kernel[(num_rows * splits,)](probs, limit, renorm_probs, scratch, IS_COUNT=is_count, SHAPE=shape, **tuned)
 
 

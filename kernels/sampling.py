@@ -32,8 +32,6 @@ __all__ = ["verify_tree_target_only"]
 
 ACC_MIN = tl.constexpr(THRESHOLD_ACC_MIN)
 BLOCK_V = 8192
-BLOCK_V_OF_TWO_LAWS = 4096
-"""Where a row of the draft's distribution is read beside the target's: more would not fit the registers."""
 
 
 @checked_launch()

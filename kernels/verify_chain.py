@@ -18,7 +18,6 @@ import triton.language as tl
 
 from specsim.kernels.launch import checked_launch
 from specsim.kernels.sampling import (
-    BLOCK_V_OF_TWO_LAWS,
     at_most_one,
     blocks_of_row,
     find_block,
@@ -93,7 +92,7 @@ def _verify_chain(
     bs, num_steps, vocab_size = draft_probs.shape
     if bs == 0:
         return
-    blocks = blocks_of_row(vocab_size, BLOCK_V_OF_TWO_LAWS)
+    blocks = blocks_of_row(vocab_size, BLOCK_V)
     block_w = triton.next_power_of_2(num_steps + 1)
     splits, masses = 0, target_probs
     if by_block and num_steps > 1 and bs < LAZY_FROM:
@@ -129,6 +128,9 @@ def _verify_chain(
         **blocks,
     )
 
+
+BLOCK_V = 4096
+"""Tokens of a block of both rows at once, the draft's beside the target's: more would not fit the registers."""
 
 LAZY_FROM = 128
 """Chains that fill a large GPU with a program each, which reads the rows that it needs and no other."""

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.argmax import best_of_chunk, token_of
-from specsim.kernels.launch import LOGITS, checked_launch
+from specsim.kernels.launch import LOGITS, checked_launch, options_of
 from specsim.kernels.scratch import scratch_of
 from specsim.kernels.verify import TreeTensors
 
@@ -167,8 +167,8 @@ def launch_verify_logits_greedy(
     words = width if plan.is_lazy else num_draft_tokens
     block_v, num_warps = LAZY if plan.is_lazy else EAGER
     options: dict[str, Any] = {"num_warps": num_warps}
-    if plan.is_lazy and on_gpu:
-        options |= {"maxnreg": LAZY_REGISTERS, "launch_cooperative_grid": splits > 1}
+    if plan.is_lazy:
+        options = options_of(logits.device, num_warps, LAZY_REGISTERS, splits)
     shape = VerifyShape(
         VOCAB_SIZE=vocab_size,
         NUM_STEPS=num_steps,

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import LOGITS, checked_launch
+from specsim.kernels.launch import LOGITS, checked_launch, options_of
 from specsim.kernels.split_rows import (
     HEAD,
     LOG2_E,
@@ -183,9 +183,6 @@ def launch_verify_logits_sampled(
     if bs == 0:
         return
     shape = _shape(splits, logits.shape[1], num_steps, law)
-    options: dict[str, Any] = {"num_warps": NUM_WARPS}
-    if logits.device.type != "cpu":
-        options |= {"maxnreg": REGISTERS, "launch_cooperative_grid": splits > 1}
     _kernel[(bs * splits,)](
         logits,
         tree,
@@ -201,7 +198,7 @@ def launch_verify_logits_sampled(
         NDT=num_draft_tokens,
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         SHAPE=shape,
-        **options,
+        **options_of(logits.device, NUM_WARPS, REGISTERS, splits),
     )
 
 

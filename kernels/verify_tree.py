@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import block_of, checked_launch
+from specsim.kernels.launch import block_of, checked_launch, options_of
 from specsim.kernels.sampling import at_most_one, find_block, find_token, positive
 from specsim.kernels.scratch import scratch_of
 from specsim.kernels.split_rows import HEAD, arrive, leave, wait
@@ -70,9 +70,6 @@ def verify_tree_rejection(
     blocks = triton.next_power_of_2(triton.cdiv(vocab_size, block_v))
     is_shared = device.type != "cpu"  # in the interpreter no program may wait for another
     splits = splits_of(PROGRAMS_PER_SM * num_sms_of(device) // bs, blocks) if is_shared else 1
-    options: dict[str, Any] = {"num_warps": max(1, min(NUM_WARPS, block_v // 256))}
-    if is_shared:
-        options |= {"maxnreg": REGISTERS, "launch_cooperative_grid": splits > 1}
     _verify_tree_rejection_kernel[(bs * splits,)](
         TreeTensors(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling),
         uniform_samples,
@@ -94,7 +91,7 @@ def verify_tree_rejection(
         BLOCK_V=block_v,
         NUM_BLOCKS=blocks,
         SPLITS=splits,
-        **options,
+        **options_of(device, max(1, min(NUM_WARPS, block_v // 256)), REGISTERS, splits),
     )
 
 

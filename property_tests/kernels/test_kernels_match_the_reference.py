@@ -36,7 +36,9 @@ from specsim.kernels import (
     tree,
     verify,
     verify_chain,
+    verify_ragged,
     verify_sampled,
+    verify_tree,
 )
 from specsim.kernels.launch import checked_launch
 from specsim.reference import FULL_MASK, QLEN_ONLY
@@ -148,11 +150,13 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     masks: {"BLOCK_C": 2},
     multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},
     renorm: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16, "SHORT_LIST": 4},
-    sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2},
+    sampling: {"BLOCK_V": 2},
     tree: {"BLOCK_B": 2, "BLOCK_C": 2, "BLOCK_FILL": 2, "FILL_BYTES": 64},
     verify: {"BLOCK_B": 2},
-    verify_chain: {"BLOCK_V_OF_TWO_LAWS": 2, "LAZY_FROM": 2},
+    verify_chain: {"BLOCK_V": 2, "LAZY_FROM": 2},
+    verify_ragged: {"BLOCK_V": 2},
     verify_sampled: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16, "SHORT_LIST": 4},
+    verify_tree: {"BLOCK_V": 2},
 }
 
 

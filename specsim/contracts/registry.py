@@ -26,24 +26,6 @@ from specsim.contracts import (
 )
 from specsim.contracts.contract import Implementation, Op
 
-_FAMILIES = (
-    *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
-    *(
-        verify_logits,
-        verify_logits_sampled,
-        frequencies,
-        ragged_drafts,
-        deferred,
-        ragged_verify,
-        block_drafts,
-        draft_inputs,
-        step_inputs,
-        draft_steps,
-        estimates,
-    ),
-)
-OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
-
 # Samplers with random numbers of their own, layouts of other engines, what is a few lines of PyTorch, and the parts of
 # `verify_ragged_sampled`. Every other operation has a kernel of ours.
 _WITHOUT = (
@@ -57,6 +39,11 @@ _WITHOUT = (
     draft_steps,
     estimates,
 )
+_FAMILIES = (
+    *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
+    *(verify_logits, verify_logits_sampled, *_WITHOUT),
+)
+OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 WITHOUT_A_KERNEL = frozenset(op.name for family in _WITHOUT for op in family.OPS) - {"verify_ragged_sampled"}
 
 # The reference as a provider: `specsim check specsim.contracts.registry:REFERENCE`.
