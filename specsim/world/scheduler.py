@@ -708,9 +708,8 @@ class SchedulerTarget(Protocol):
     `lacks` names what is not run with a worker ("fake" or "release"), and why; `imported` are the files, below the
     package, of which it is noted what runs, as far as they were imported before a start. With `has_rust_tree` it has
     radix trees in Python and in Rust, and both can be loaded. With `starts_anew` a start costs less than a fork, and
-    what it started leaves nothing behind. `setups` is the table of ways to start it, each of which
-    costs about a second. The first row is the simplest; a schedule's first choice says on which row it runs, so that
-    new rows go to the end.
+    what it started leaves nothing behind. `setups` is the table of ways to start it. The first row is the simplest; a
+    schedule's first choice says on which row it runs, so that new rows go to the end.
     """
 
     @property

@@ -52,6 +52,16 @@ TREE_CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 RIGHT = 12
 """See `ReleaseWorker`: long drafts that are all accepted are rare else."""
 
+AHEAD = (
+    "numpy.ma",
+    "numpy.random",
+    f"{PACKAGE}.srt.models.registry",
+    f"{PACKAGE}.srt.speculative.eagle_info",
+)
+"""What a release imports late, at its start or in a schedule. Here it is imported before the forks, each of which would
+do it again.
+"""
+
 HOOKS = (
     "_add_request_to_queue",
     "init_ipc_channels",
@@ -97,7 +107,11 @@ def load(
     surroundings = Surroundings()
     compiled = operations.modules(active, REFERENCE)
     packages.install(root, PACKAGE, PACKAGES, surroundings.modules, compiled, edit, probes)
-    return family_of(importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")), surroundings
+    family = family_of(importlib.import_module(f"{PACKAGE}.srt.managers.scheduler"))
+    for name in AHEAD:
+        with contextlib.suppress(ModuleNotFoundError):  # of a release that has it elsewhere
+            importlib.import_module(name)
+    return family, surroundings
 
 
 class Booted:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import inspect
-import os
 import sys
 import traceback
 from bisect import bisect_right
@@ -24,7 +22,7 @@ import torch
 
 from specsim.choices.chooser import replayed
 from specsim.engines.importable import imported
-from specsim.engines.packages import open_source
+from specsim.engines.packages import package_of
 from specsim.engines.sglang.guards import Guards, read_guards
 from specsim.engines.sglang.scheduler import decoding, release_worker, worker
 from specsim.engines.sglang.scheduler.boot import Booted, load
@@ -41,9 +39,9 @@ from specsim.engines.sglang.scheduler.worker import Worker, lengths_of, starts_o
 from specsim.engines.sglang.where import ATTENTION, OF_SCHEDULER, OF_SCHEDULES, RUST_TREE, SCHEDULER
 from specsim.errors import UsageError, described
 from specsim.interpreter.lockstep.errors import UnsupportedError
-from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.lifting.changes import Function
+from specsim.lifting.source import DirectorySource
 from specsim.verdict import NotRun
 from specsim.world.blame import Blame
 from specsim.world.fakes import AdapterDriftError, NotRunError
@@ -112,7 +110,6 @@ LACKS_OF_RELEASE_WORKERS = (
 _LOOP = ("event_loop_overlap", "run_event_loop")
 COVERED = tuple(f"{folder}/" for folder in OF_SCHEDULES)
 """Folders of which schedules note what runs."""
-WARM_UP_SECONDS = 20.0
 SAMPLING = {
     "cold": {"temperature": 0.001},
     "top-p": {"temperature": 1.0, "top_p": 0.001},
@@ -144,23 +141,17 @@ def sglang_scheduler(
     """The scheduler of a target, see `imported`, whose source `edit` changes on the way in; of `files` schedules note
     which statements run, besides those of the scheduler.
     """
-    guards = functools.cache(lambda: read_guards(open_source(target, cache)))
-    return imported(target, cache, root, (*COVERED, *files), lambda release: SglangScheduler(release, edit, guards))
+    return imported(target, cache, root, (*COVERED, *files), lambda release: SglangScheduler(release, edit))
 
 
 class SglangScheduler:
     """See `specsim.world.scheduler.SchedulerTarget`. The virtual device stays installed in this process."""
 
-    def __init__(
-        self,
-        release: ReleaseFiles,
-        edit: Edit | None = None,
-        guards: Callable[[], Guards] = lambda: Guards("", tree_is_default=False, overlap_is_default=True),
-    ) -> None:
+    def __init__(self, release: ReleaseFiles, edit: Edit | None = None) -> None:
         from specsim.vdevice import simulate
 
         torch.set_num_threads(1)  # a fork of a process that computed with several threads waits for them for ever
-        self._release, self._guards = release, guards
+        self._release = release
         self.where, self.source_hash = _identity(release.root)
         self._open = ExitStack()
         device = simulate(replayed(()), sites=lambda file: file in MODELS or bool(release.below(file)))
@@ -203,11 +194,15 @@ class SglangScheduler:
         except (ImportError, AttributeError):
             return []
 
+    @functools.cached_property
+    def _guards(self) -> Guards:
+        return read_guards(DirectorySource(self._release.root, package_of(PACKAGE)))
+
     def reach(self, setup: Setup) -> str:
-        return reach_of(setup, self._guards())
+        return reach_of(setup, self._guards)
 
     def start(self, setup: Setup) -> Started:
-        if setup.sessions and not setup.beyond_guards and (guard := self._guards().session_overlap):
+        if setup.sessions and not setup.beyond_guards and (guard := self._guards.session_overlap):
             raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
         if setup.rust_tree and not self.has_rust_tree:
             why = self._why_not_rust() or "the release has none"
@@ -217,9 +212,6 @@ class SglangScheduler:
             if setup.rust_tree and started.tree != IN_RUST:
                 raise UsageError(f"it takes no {IN_RUST} where it is told to", "use another setup")
             self._release.probes.started()
-            with running():
-                if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
-                    started.warm_up()
         return started
 
     def statements(self, file: str) -> tuple[Span, ...]:
@@ -303,12 +295,9 @@ def _identity(root: Path) -> tuple[str, str]:
         for file in sorted((package / folder).rglob("*.py")):
             digest.update(file.read_bytes())
     path = package / SCHEDULER
-    lines = {
-        node.name: node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
-        if isinstance(node, ast.FunctionDef)
-    }
-    line = next((lines[name] for name in _LOOP if name in lines), 1)
+    text = path.read_text(encoding="utf-8").splitlines()
+    heads = [f"    def {name}(" for name in _LOOP]
+    line = next((number for head in heads for number, one in enumerate(text, 1) if one.startswith(head)), 1)
     return f"{SCHEDULER}:{line}", digest.hexdigest()[:16]
 
 
@@ -480,29 +469,6 @@ class Started:
 
         with recorded(self._device, lambda: len(self._booted.worker.reports.records)) as self._recording:
             yield
-
-    def try_to_warm_up(self) -> None:
-        """In a fork: end it when two requests cannot be run. What is wrong then shows in schedules, as a finding."""
-        try:
-            self.warm_up()
-        except Exception:
-            os._exit(1)
-
-    def warm_up(self) -> None:
-        """Run two requests and forget them, so that what is imported and compiled once is not so in every fork."""
-        booted = self._booted
-        requests = [
-            booted.generate(rid, [20] * length, 3) for rid, length in (("one", 5), ("two", 2 + self._setup.chunk))
-        ]
-        booted.worker.restart(lambda _rid, bound: bound)
-        arrivals = {0: requests, 4: [booted.abort("two")]}
-
-        def script(_booted: Booted, iteration: int) -> Sequence[Any] | None:
-            return None if iteration > 4 and booted.idle() else arrivals.get(iteration, ())
-
-        booted.run(script)
-        booted.reset(lambda _rid, bound: bound)
-        self._device.restart(replayed(()))
 
     def _log_launches(self) -> None:
         """Note each launch, and whose slots are more than a row has."""
