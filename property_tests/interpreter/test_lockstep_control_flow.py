@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from property_tests.support.generated_kernels import kernel_of, outcome, outcomes, same_bits
 from specsim.interpreter.lockstep import launch
+from specsim.interpreter.lockstep.control import Machine
 from specsim.interpreter.lockstep.launch import lockstep
 from specsim.interpreter.lockstep.memory import Checks
 from specsim.interpreter.lockstep.watch import Watch
@@ -273,6 +274,33 @@ def test_programs_in_groups_and_under_watch_compute_the_same(example: Any) -> No
     with pytest.MonkeyPatch.context() as patch, lockstep(fall_back=False):
         patch.setattr(launch, "ELEMENTS_MAX", 2 * BLOCK)
         check(text, outcome(kernel, grid, tensors, [n, BLOCK]), together)
+
+
+def test_large_blocks_part_a_grid_and_a_large_number_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+@triton.jit
+def kernel(out, n, B: tl.constexpr):
+    tl.store(out + tl.program_id(0) * B + tl.arange(0, B), n)
+"""
+    begun: list[int] = []
+
+    class Counted(Machine):
+        def __init__(self, *given: Any) -> None:
+            begun.append(1)
+            super().__init__(*given)
+
+    monkeypatch.setattr(launch, "Machine", Counted)
+    kernel, n = kernel_of(source), launch.ELEMENTS_MAX
+    groups = []
+    for elements in (n, 2 * BLOCK):
+        monkeypatch.setattr(launch, "ELEMENTS_MAX", elements)
+        with lockstep(fall_back=False):
+            found = outcome(kernel, (8,), [torch.zeros(8 * BLOCK, dtype=torch.int64)], [n, BLOCK])
+        assert isinstance(found, list), found
+        assert found[0].tolist() == [n] * 8 * BLOCK
+        groups.append(len(begun))
+        begun.clear()
+    assert groups == [1, 4]
 
 
 def test_one_value_for_a_block_is_stored_under_watch() -> None:

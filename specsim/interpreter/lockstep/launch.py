@@ -175,8 +175,11 @@ def _place(error: Exception) -> str:
 
 
 def _group(code: Compiled, bound: dict[str, Any]) -> int:
-    """How many programs run together: fewer, the larger the kernel's largest block can be."""
-    sizes = (v for v in (*bound.values(), *code.extents) if isinstance(v, int) and v > 0 and v & (v - 1) == 0)
+    """How many programs run together: fewer, the larger the kernel's largest block can be. A block's extents are known
+    when a kernel is compiled.
+    """
+    constants = (bound[name] for name in _parameters(code).constexprs)
+    sizes = (v for v in (*constants, *code.extents) if isinstance(v, int) and v > 0 and v & (v - 1) == 0)
     return max(1, ELEMENTS_MAX // max(sizes, default=1))
 
 
