@@ -464,7 +464,7 @@ BESIDE: Sequence[tuple[str, Sequence[str], str]] = [
     ("dev", ["check", "model", "--mutant", "A01", "--no-known"], "--no-known with --mutant"),
     ("check", ["model", "--no-shrink", "--attempts", "3"], "--attempts with --no-shrink"),
     ("check", ["model", "--only", "ops", "--bulk", "--no-shrink"], "--no-shrink with --bulk"),
-    ("check", ["model", "--jobs", "2"], "--jobs with one target"),
+    ("check", ["sglang@.", "--only", "ops:build_tree", "--jobs", "2"], "--jobs with --only ops:build_tree"),
     ("check", ["model", "a:b", "--update-baseline"], "--baseline with several targets"),
     ("report", ["--campaign", "c.db", "--data", "."], "--data with --campaign"),
     ("report", ["--campaign", "c.db", "--target", "model"], "--target with --campaign"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,18 @@ from specsim.world.forks import EndedSchedule, NotStarted, Outcome, Ran, Starter
 from specsim.world.kv import BeyondRow
 from specsim.world.rule import Rules, Run
 from specsim.world.schedule import first_other_launch
-from specsim.world.scheduler import SIZES, TOO_LONG, Answer, Load, Noted, RequestState, Seen, Setup, unknown_settings
+from specsim.world.scheduler import (
+    SIZES,
+    TOO_LONG,
+    Answer,
+    Load,
+    Noted,
+    RequestState,
+    Seen,
+    Setup,
+    StartedScheduler,
+    unknown_settings,
+)
 from specsim.world.users import NeverEndsError, Users
 from specsim.world.workload import Workload, draw_workload
 
@@ -100,6 +112,51 @@ def test_a_session_may_claim_the_last_token_which_the_launch_in_flight_writes_an
 def test_a_schedule_is_the_same_in_two_processes() -> None:
     first, again = ([o.record for o in outcomes("", 12) if isinstance(o, Ran)] for _ in range(2))
     assert first == again
+
+
+@pytest.mark.parametrize("starts_anew", [False, True])
+def test_schedules_that_run_at_a_time_are_given_in_their_order_and_are_the_same(starts_anew: bool) -> None:
+    """Of two setups, so that some wait for their starter, one of which is refused; and one is run in between."""
+    table = (Setup(), Setup(page_size=4), Setup(rows=1))
+    drawn = [wanted(table[:2], 0, index, 20.0) for index in range(9)]
+    drawn.insert(4, WantedSchedule((), case=ScheduleCase({"multi_layer": True}, {"turns": []}, {})))
+    given = {}
+    for at_once in (1, 3, 20):
+        target = ToyTarget("wrong token", setups=table)
+        target.starts_anew = starts_anew
+        starters = Starters(target, CHECKS, at_once)
+        outcomes = []
+        try:
+            for index, outcome in starters.run_all(enumerate(drawn)):
+                outcomes += [(index, outcome), (index, starters.run(drawn[5]))]
+        finally:
+            starters.close()
+        given[at_once] = outcomes
+    assert [index for index, _ in given[1][::2]] == list(range(10))
+    assert isinstance(given[1][8][1], NotStarted)
+    assert sum(isinstance(outcome, Ran) for _, outcome in given[1]) == 19
+    assert given[3] == given[20] == given[1]
+
+
+class _Together(ToyTarget):
+    """Starts when as many start at a time."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._all = multiprocessing.Barrier(count)
+
+    def start(self, setup: Setup) -> StartedScheduler:
+        self._all.wait(20.0)
+        return super().start(setup)
+
+
+def test_as_many_schedules_run_at_a_time_as_are_asked_for() -> None:
+    starters = Starters(_Together(3), CHECKS, 3)
+    try:
+        ran = [outcome for _, outcome in starters.run_all((i, wanted(TOY_SETUPS, 0, i, 20.0)) for i in range(6))]
+    finally:
+        starters.close()
+    assert all(isinstance(outcome, Ran) for outcome in ran)
 
 
 def test_a_setting_that_no_setup_of_an_engine_has_is_not_run() -> None:

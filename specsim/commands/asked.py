@@ -25,9 +25,9 @@ class Asked:
     smaller case or schedule of each finding, as many as each tier makes by itself for None. Without `shrinks` what is
     found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
     the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
-    With `one_core` everything shares one core. `selection` and `fail_on` say what is reported, and what of it fails;
-    what `allowed` matches may be not run, though it runs on a baseline. Of `lines` of the target's files schedules note
-    whether they run, and with `require_reached` those that a change touches must.
+    `jobs` schedules run at a time; with `one_core` everything shares one core. `selection` and `fail_on` say what is
+    reported, and what of it fails; what `allowed` matches may be not run, though it runs on a baseline. Of `lines` of
+    the target's files schedules note whether they run, and with `require_reached` those that a change touches must.
     """
 
     target: Target
@@ -46,6 +46,7 @@ class Asked:
     worker: str = "fake"
     shrinks: bool = True
     known: frozenset[str] = frozenset()
+    jobs: int = 1
     one_core: bool = False
     attempts: int | None = None
     fixtures: Path | None = FIXTURES

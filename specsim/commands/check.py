@@ -27,6 +27,7 @@ from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOp
 from specsim.commands.project import KEYS, leave_out, settings_of
 from specsim.engines.registry import MAIN
 from specsim.errors import UsageError
+from specsim.isolation.limits import allowed_jobs
 from specsim.replay_file import FINDINGS
 from specsim.verdict import FAILS_BY_DEFAULT
 
@@ -45,9 +46,8 @@ class CheckCommand(Command):
         "What is reported": ("select", "ignore", "fail_on"),
         "Beside a baseline": ("baseline", "update_baseline", "allow_not_run", "require_reached", "bisect_run"),
         "What is printed": ("verbose", "quiet", "show_not_run", "github"),
-        "Files that are written": ("out", "json_file", "junit", "sarif"),
-        "Several targets": ("jobs", "write", "pin_to"),
-        "How it is run": ("device", "one_core", "hang_seconds", "_memory", "_kept", "cache_dir", "_isolated"),
+        "Files that are written": ("out", "json_file", "junit", "sarif", "write", "pin_to"),
+        "How it is run": ("device", "jobs", "one_core", "hang_seconds", "_memory", "_kept", "cache_dir", "_isolated"),
     }
     examples: ClassVar[Sequence[tuple[str, str]]] = (
         (f"specsim check {MAIN}==VERSION -q", "A release, a line for each finding"),
@@ -166,7 +166,9 @@ def check(
         Path | None,
         output_folder("--pin", help="Put a fixture there for each finding of a matrix without one."),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Schedules, or targets of a matrix, at a time. Default: one a core.")
+    ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(metavar="FILE|TARGET", help="Exit 1 only for findings that this does not have, checked alike."),
@@ -279,6 +281,7 @@ def check(
             mutant=mutant,
             worker=worker,
             shrinks=shrinks,
+            jobs=allowed_jobs(jobs),
             one_core=one_core,
             selection=selection,
             fail_on=fails,
@@ -301,10 +304,8 @@ def check(
             from specsim.commands.matrix import check_many
 
             texts = [*target, *_typed(context)] if target else []
-            raise typer.Exit(check_many(chosen, asked, json_file, write, pin_to, jobs, texts, outputs))
+            raise typer.Exit(check_many(chosen, asked, json_file, write, pin_to, texts, outputs))
         (parsed,) = chosen
-        if jobs is not None:
-            raise UsageError("--jobs with one target", "it is of a matrix: name several targets")
     if canary:
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())

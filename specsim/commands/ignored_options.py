@@ -42,6 +42,12 @@ def _check_tier(tier: str) -> Callable[[Mapping[str, Any]], str]:
     return beside
 
 
+def _operations_of_one(values: Mapping[str, Any]) -> str:
+    targets = values["target"] or ()
+    is_one = len(targets) < 2 and not any(".." in target for target in targets)
+    return f"--only {values['only']}" if is_one and str(values["only"] or "").partition(":")[0] == "ops" else ""
+
+
 def _bisect_asks(kind: str) -> Callable[[Mapping[str, Any]], str]:
     shown = {"file": "a replay file", "rule": "--rule", "only": "--only"}[kind]
     return lambda values: shown if values[kind] is not None else ""
@@ -64,6 +70,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
             ("target", "canary", "_isolated"),
         ),
         *(Ignored(_check_tier(name), *tier.ignored) for name, tier in TIERS.items()),
+        Ignored(_operations_of_one, ("jobs",), "it is of schedules, and of several targets"),
         Ignored(
             _flag("mutant", "--mutant"),
             ("cases", "device", "fixtures", "use_fixtures"),

@@ -13,7 +13,6 @@ import typer
 
 from specsim.commands.options import tell
 from specsim.errors import UsageError
-from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ def check_many(
     json_file: Path | None,
     write: Path | None,
     pin_to: Path | None,
-    jobs: int | None,
     texts: list[str],
     outputs: Outputs,
 ) -> int:
@@ -47,23 +45,25 @@ def check_many(
 
     if write is not None and not texts:
         raise UsageError("--write without targets", "name the releases of the page: ENGINE==A..B")
-    at_once = allowed_jobs(jobs)
     tier = asked.only or ""
     by_text = {target.text: target for target in chosen}
+    at_once = min(asked.jobs, len(by_text))
+    of_each = replace(asked, jobs=max(1, asked.jobs // at_once))
     with interrupts.gentle():
         matrix = check_all(
             list(by_text),
-            lambda text: check_apart(replace(asked, target=by_text[text])),
+            lambda text: check_apart(replace(of_each, target=by_text[text])),
             seed=asked.seed,
             jobs=at_once,
             on_column=lambda column: tell(f"{column.target}: {column.summary}", err=True),
         )
     fixtures = pin_to or FIXTURES
     if pin_to is not None:
-        attempt(lambda: pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, tell))
+        attempt(lambda: pin_missing(matrix, pin_to, fixtures_in(pin_to), asked.jobs, tell))
     if write is not None:
         known = fixtures_in(fixtures)
-        replay_known(matrix, {key: path for key, path in known.items() if tier in ("", key[0].split(":")[0])}, at_once)
+        of_tier = {key: path for key, path in known.items() if tier in ("", key[0].split(":")[0])}
+        replay_known(matrix, of_tier, asked.jobs)
     data = matrix.to_json()
     print_matrix(data)
     if json_file is not None:

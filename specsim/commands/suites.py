@@ -124,6 +124,7 @@ def _run(tier: str, asked: Asked, line: LiveLine, deadline: float) -> tuple[Suit
         bulk=asked.bulk,
         mutant=asked.mutant,
         worker=asked.worker,
+        at_once=asked.jobs,
         lines={file: list(lines) for file, lines in asked.lines.items()},
     )
     suite, findings = run_suite(request, asked.out.absolute(), partial(line.subject, tier), line.counted)

@@ -99,6 +99,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     before the others; `bulk` for thousands of cases a launch
     `mutant`        id of a mutant that is put into the model, "" for none
     `worker`        "fake" or "release": under a release's scheduler
+    `at_once`       schedules that run at a time
     `lines`         of the target's files, of which schedules note whether they are run
     `root`          folder with the files of a git revision, "" for another target and where none are imported
     """
@@ -123,6 +124,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     bulk: bool = False
     mutant: str = ""
     worker: str = "fake"
+    at_once: int = 1
     root: str = ""
     lines: dict[str, list[int]] = {}
     version: int = VERSION

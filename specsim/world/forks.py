@@ -16,9 +16,11 @@ import mmap
 import os
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from specsim.choices.chooser import RecordingChooser
     from specsim.world.rule import Check
     from specsim.world.scheduler import SchedulerTarget, Setup, StartedScheduler
+
+T = TypeVar("T")
 
 RECORD_BYTES_MAX, TRAIL_BYTES_MAX = 8 << 20, 1 << 20
 RUNS_OF_A_FORK = 100
@@ -110,26 +114,59 @@ def wanted(
 
 class Starters:
     """The starters of a target, each started when a schedule needs it. `checks` are the rules that schedules are to
-    keep. Close it.
+    keep; `at_once` schedules run at a time, each in the hands of another starter. Close it.
     """
 
-    def __init__(self, target: SchedulerTarget, checks: Sequence[type[Check]]) -> None:
-        self._target, self._checks = target, checks
+    def __init__(self, target: SchedulerTarget, checks: Sequence[type[Check]], at_once: int = 1) -> None:
+        self._target, self._checks, self._at_once = target, checks, at_once
         freeze()
-        self._starters: dict[Setup | None, _Starter] = {}
+        self._starters: dict[Setup | int, _Starter] = {}
+        self._asked = 0
 
     def run(self, schedule: WantedSchedule) -> Outcome:
         """Run a schedule. The first choice of one that is drawn is the setup's number."""
-        setup = None if self._target.starts_anew else schedule.setup(self._target.setups)
-        starter = self._starters.get(setup)
+        return self._ask(schedule).outcome
+
+    def run_all(self, schedules: Iterable[tuple[T, WantedSchedule]]) -> Iterator[tuple[T, Outcome]]:
+        """Run schedules, each of them for something: that with the outcome, in their order. Those that run at a time
+        are taken before the first of them is given.
+        """
+        ahead: deque[tuple[T, _Pending]] = deque()
+        for what, schedule in schedules:
+            ahead.append((what, self._ask(schedule)))
+            if len(ahead) == self._at_once:
+                first, asked = ahead.popleft()
+                yield first, asked.outcome
+        for what, asked in ahead:
+            yield what, asked.outcome
+
+    def _ask(self, schedule: WantedSchedule) -> _Pending:
+        anew = self._target.starts_anew
+        setup = None if anew else schedule.setup(self._target.setups)
+        named = self._asked % self._at_once if setup is None else setup
+        self._asked += 1
+        starter = self._starters.get(named)
         if starter is None:
             others = tuple(self._starters.values())
-            starter = self._starters[setup] = _Starter(self._target, setup, self._checks, others)
-        return starter.run(schedule)
+            starter = self._starters[named] = _Starter(self._target, setup, self._checks, others)
+        return starter.ask(schedule)
 
     def close(self) -> None:
         for starter in self._starters.values():
             starter.close()
+
+
+class _Pending:
+    """A schedule that a starter was asked to run, and writes the outcome of to a pipe."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """It is waited for."""
+        content = received(self._answers)
+        return _outcome.decode(content) if content else NotStarted("the process that starts it ended")
 
 
 class _Starter:
@@ -140,6 +177,7 @@ class _Starter:
     ) -> None:
         questions, self._questions = os.pipe()
         self._answers, answers = os.pipe()
+        self._last: _Pending | None = None
         self._pid = fork(own_group=True)
         if self._pid == 0:
             for starter in (self, *others):
@@ -149,13 +187,14 @@ class _Starter:
         os.close(questions)
         os.close(answers)
 
-    def run(self, schedule: WantedSchedule) -> Outcome:
-        try:
+    def ask(self, schedule: WantedSchedule) -> _Pending:
+        """One at a time: where it still runs another one, that is waited for."""
+        if self._last is not None:
+            _ = self._last.outcome
+        self._last = _Pending(self._answers)
+        with suppress(BrokenPipeError):
             send(self._questions, msgspec.json.encode(schedule))
-            content = received(self._answers)
-        except BrokenPipeError:
-            content = b""
-        return _outcome.decode(content) if content else NotStarted("the process that starts it ended")
+        return self._last
 
     def close(self) -> None:
         os.close(self._questions)

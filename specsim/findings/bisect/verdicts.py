@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from specsim import replay_file
 from specsim.errors import UsageError, no_such
 from specsim.isolation.conversation import ChildEnded
+from specsim.isolation.limits import cores
 from specsim.tiers import tier
 from specsim.tiers.messages import Replayed, Request, Search, Shrunk
 from specsim.tiers.process import Ask
@@ -68,6 +69,7 @@ class AskLimits:
             count=count,
             seconds=self.hang_seconds,
             hang_seconds=self.hang_seconds,
+            at_once=cores(),
             work=work,
         )
 

@@ -205,29 +205,35 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
         messages.send(End(not_run=[target]))
         return
     messages.send(At(subject=SUBJECT))
-    counts, starters = ScheduleCounts(), Starters(target, CHECKS)
+    counts, starters = ScheduleCounts(), Starters(target, CHECKS, request.at_once)
     trees = (False, True) if target.has_rust_tree else (False,)
     rows = {rust_tree: rows_of(target.setups, request.worker, rust_tree) for rust_tree in trees}
     setups = [target.setups[row].name for of_tree in rows.values() for row in of_tree]
     is_cut = False
-    try:
-        _run_known(request, target, starters, counts, messages, end)
+
+    def drawn() -> Iterator[tuple[WantedSchedule, WantedSchedule]]:
+        """Those of setups that start, as far as is known when each is taken, until the time is over."""
+        nonlocal is_cut
         for index, schedule in enumerate(_drawn(request, target.setups, trees)):
             if is_cut := time.monotonic() >= end or interrupts.asked():
-                break
-            setup = schedule.setup(target.setups).name
-            if setup not in counts.not_started:
+                return
+            if schedule.setup(target.setups).name not in counts.not_started:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
-                outcome = starters.run(schedule)
-                if isinstance(outcome, NotStarted):
-                    counts.not_started[setup] = outcome.why
-                else:
-                    counts.setups.add(setup)
-                for signature in counts.take(schedule, outcome):
-                    goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
-                    _send_finding(request, target, starters, counts, signature, messages, goes_on)
+                yield schedule, schedule
             elif len(counts.not_started) >= len(setups):
-                break
+                return
+
+    try:
+        _run_known(request, target, starters, counts, messages, end)
+        for schedule, outcome in starters.run_all(drawn()):
+            setup = schedule.setup(target.setups).name
+            if isinstance(outcome, NotStarted):
+                counts.not_started[setup] = outcome.why
+            else:
+                counts.setups.add(setup)
+            for signature in counts.take(schedule, outcome):
+                goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
+                _send_finding(request, target, starters, counts, signature, messages, goes_on)
         look_behind_races(starters, counts, request.hang_seconds)
         for signature, hit in counts.hits.items():  # how many there were is known at the end
             hit.tree = IN_RUST if _is_of_rust(starters, hit, request.hang_seconds) else ""
@@ -304,22 +310,27 @@ def _run_known(
     """Run the schedules of the replay files in the request's folder, those of the same worker and of no mutant. What
     they show is small. Those of an engine say nothing of another one.
     """
-    for path, stored in replay_file.load_all(request.fixtures):
-        if not isinstance(stored, SchedulerReplay) or stored.mutant or stored.signature in counts.hits:
-            continue
-        if _engine_of(stored.target) != _engine_of(request.target):
-            continue
-        if stored.setup.get("worker", Setup().worker) != request.worker:
-            continue
-        if time.monotonic() >= end or interrupts.asked():
-            return
-        messages.send(At(subject=SUBJECT, known=path.name, counts=counts.to_show()))
-        try:
-            schedule = again(stored, request.hang_seconds)
-        except UsageError:  # of another specsim
-            continue
-        if counts.take_known(schedule, starters.run(schedule), stored.signature, path.name):
-            messages.send(found_message(*finding_of(request, target, counts.hits[stored.signature])))
+
+    def known() -> Iterator[tuple[tuple[str, str, WantedSchedule], WantedSchedule]]:
+        for path, stored in replay_file.load_all(request.fixtures):
+            if not isinstance(stored, SchedulerReplay) or stored.mutant or stored.signature in counts.hits:
+                continue
+            if _engine_of(stored.target) != _engine_of(request.target):
+                continue
+            if stored.setup.get("worker", Setup().worker) != request.worker:
+                continue
+            if time.monotonic() >= end or interrupts.asked():
+                return
+            messages.send(At(subject=SUBJECT, known=path.name, counts=counts.to_show()))
+            try:
+                schedule = again(stored, request.hang_seconds)
+            except UsageError:  # of another specsim
+                continue
+            yield (path.name, stored.signature, schedule), schedule
+
+    for (name, signature, schedule), outcome in starters.run_all(known()):
+        if counts.take_known(schedule, outcome, signature, name):
+            messages.send(found_message(*finding_of(request, target, counts.hits[signature])))
 
 
 def _send_finding(
@@ -418,13 +429,15 @@ def _is_of_rust(starters: Starters, hit: _Hit, seconds: float) -> bool:
 def _differing(starters: Starters, counts: ScheduleCounts, seconds: float) -> list[Differs]:
     """Of the schedules of the findings, those that do not run the same twice."""
     differing = []
-    for signature, hit in counts.hits.items():
-        if hit.record is None or not hit.is_first:
-            continue
-        repeated = starters.run(structs.replace(hit.wanted, seconds=seconds))
-        if not isinstance(repeated, Ran) or repeated.record.digest != hit.record.digest:
+    repeats = (
+        ((signature, hit.record), structs.replace(hit.wanted, seconds=seconds))
+        for signature, hit in counts.hits.items()
+        if hit.record is not None and hit.is_first
+    )
+    for (signature, record), repeated in starters.run_all(repeats):
+        if not isinstance(repeated, Ran) or repeated.record.digest != record.digest:
             is_shown = any(violation.signature == signature for violation in violations_of(repeated))
-            text = _difference(hit.record, repeated) + ("" if is_shown else "; the finding came in the first run alone")
+            text = _difference(record, repeated) + ("" if is_shown else "; the finding came in the first run alone")
             differing.append(Differs(f"the schedule of {signature}", text, "" if is_shown else signature))
     return differing
 
@@ -556,7 +569,7 @@ def _started(request: Request, messages: Messages) -> tuple[Any, Starters]:
     if isinstance(target, NotRun):
         raise UsageError(f"{request.target} is not run: {target.why}", "replay it where it is")
     messages.send(At(subject=SUBJECT))
-    return target, Starters(target, CHECKS)
+    return target, Starters(target, CHECKS, request.at_once)
 
 
 def search(request: Request, work: Search, messages: Messages) -> None:
@@ -569,15 +582,17 @@ def search(request: Request, work: Search, messages: Messages) -> None:
     refused: dict[str, str] = {}
     checked = failed = 0
     shown: dict[str, Any] | None = None
-    try:
+
+    def drawn() -> Iterator[tuple[tuple[int, WantedSchedule], WantedSchedule]]:
         for index, schedule in enumerate(_drawn(request, target.setups, (False,))):
-            setup = schedule.setup(target.setups).name
-            if setup in refused:
-                continue
-            messages.send(At(subject=SUBJECT, index=index))
-            outcome = starters.run(schedule)
+            if schedule.setup(target.setups).name not in refused:
+                messages.send(At(subject=SUBJECT, index=index))
+                yield (index, schedule), schedule
+
+    try:
+        for (index, schedule), outcome in starters.run_all(drawn()):
             if isinstance(outcome, NotStarted):
-                refused[setup] = outcome.why
+                refused[schedule.setup(target.setups).name] = outcome.why
                 continue
             checked += 1
             violations = violations_of(outcome)
