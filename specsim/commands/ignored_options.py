@@ -44,7 +44,7 @@ def _check_tier(tier: str) -> Callable[[Mapping[str, Any]], str]:
 
 def _operations_of_one(values: Mapping[str, Any]) -> str:
     targets = values["target"] or ()
-    is_one = len(targets) < 2 and not any(".." in target for target in targets)
+    is_one = len(targets) == 1 and not any(".." in target for target in targets)
     return f"--only {values['only']}" if is_one and str(values["only"] or "").partition(":")[0] == "ops" else ""
 
 
