@@ -29,14 +29,11 @@ def is_available() -> bool:
 
 def replacements(device: Device) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """What to put in place of Triton's own launches: owner, name of the method, method."""
-    # Here, where it can only be imported with Triton, and not at the first launch: that is in a fork.
-    from specsim.interpreter.lockstep.launch import launch
-
     for owner in kernel_classes():
-        yield owner, "run", _run(device, launch, owner.run)
+        yield owner, "run", _run(device, owner.run)
 
 
-def _run(device: Device, launch: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _run(device: Device, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(of: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         traced: list[Any] = []
         host_args = [_on_host(value, traced) for value in args]
@@ -52,7 +49,7 @@ def _run(device: Device, launch: Callable[..., Any], original: Callable[..., Any
         memories = _Memories(device, name, traced)
         operation = device.new_operation(name, device.sites.here())
         device.lend(operation, memories.uses)
-        operation.run = lambda by: _execute(launch, memories, by, of, host_args, host_kwargs, grid)
+        operation.run = lambda by: _execute(memories, by, of, host_args, host_kwargs, grid)
         device.enqueue(operation)
         return None
 
@@ -72,7 +69,6 @@ def _on_host(value: Any, traced: list[Any]) -> Any:
 
 
 def _execute(
-    launch: Callable[..., Any],
     memories: _Memories,
     by: Operation,
     of: Any,
@@ -81,6 +77,7 @@ def _execute(
     grid: Any,
 ) -> None:
     from specsim.interpreter.lockstep.errors import KernelError
+    from specsim.interpreter.lockstep.launch import launch
 
     memories.begin()
     try:

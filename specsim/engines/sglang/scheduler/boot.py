@@ -57,9 +57,10 @@ AHEAD = (
     "numpy.random",
     f"{PACKAGE}.srt.models.registry",
     f"{PACKAGE}.srt.speculative.eagle_info",
+    "specsim.interpreter.lockstep.launch",
 )
-"""What a release imports late, at its start or in a schedule. Here it is imported before the forks, each of which would
-do it again.
+"""What is imported late, at a release's start or in a schedule. Here it is imported before the forks, each of which
+would do it again.
 """
 
 HOOKS = (
