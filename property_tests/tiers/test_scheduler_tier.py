@@ -127,7 +127,7 @@ def test_schedules_that_run_at_a_time_are_given_in_their_order_and_are_the_same(
         starters = Starters(target, CHECKS, at_once)
         outcomes = []
         try:
-            for index, outcome in starters.run_all(enumerate(drawn)):
+            for index, _, outcome in starters.run_all(enumerate(drawn)):
                 outcomes += [(index, outcome), (index, starters.run(drawn[5]))]
         finally:
             starters.close()
@@ -153,7 +153,7 @@ class _Together(ToyTarget):
 def test_as_many_schedules_run_at_a_time_as_are_asked_for() -> None:
     starters = Starters(_Together(3), CHECKS, 3)
     try:
-        ran = [outcome for _, outcome in starters.run_all((i, wanted(TOY_SETUPS, 0, i, 20.0)) for i in range(6))]
+        ran = [outcome for *_, outcome in starters.run_all((i, wanted(TOY_SETUPS, 0, i, 20.0)) for i in range(6))]
     finally:
         starters.close()
     assert all(isinstance(outcome, Ran) for outcome in ran)

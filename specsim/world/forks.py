@@ -127,18 +127,18 @@ class Starters:
         """Run a schedule. The first choice of one that is drawn is the setup's number."""
         return self._ask(schedule).outcome
 
-    def run_all(self, schedules: Iterable[tuple[T, WantedSchedule]]) -> Iterator[tuple[T, Outcome]]:
-        """Run schedules, each of them for something: that with the outcome, in their order. Those that run at a time
-        are taken before the first of them is given.
+    def run_all(self, schedules: Iterable[tuple[T, WantedSchedule]]) -> Iterator[tuple[T, WantedSchedule, Outcome]]:
+        """Run schedules, each of them for something: that, the schedule and its outcome, in their order. Those that run
+        at a time are taken before the first of them is given.
         """
-        ahead: deque[tuple[T, _Pending]] = deque()
+        ahead: deque[tuple[T, WantedSchedule, _Pending]] = deque()
         for what, schedule in schedules:
-            ahead.append((what, self._ask(schedule)))
+            ahead.append((what, schedule, self._ask(schedule)))
             if len(ahead) == self._at_once:
-                first, asked = ahead.popleft()
-                yield first, asked.outcome
-        for what, asked in ahead:
-            yield what, asked.outcome
+                first, ran, asked = ahead.popleft()
+                yield first, ran, asked.outcome
+        for what, ran, asked in ahead:
+            yield what, ran, asked.outcome
 
     def _ask(self, schedule: WantedSchedule) -> _Pending:
         anew = self._target.starts_anew

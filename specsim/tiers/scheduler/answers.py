@@ -211,7 +211,7 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
     setups = [target.setups[row].name for of_tree in rows.values() for row in of_tree]
     is_cut = False
 
-    def drawn() -> Iterator[tuple[WantedSchedule, WantedSchedule]]:
+    def drawn() -> Iterator[tuple[int, WantedSchedule]]:
         """Those of setups that start, as far as is known when each is taken, until the time is over."""
         nonlocal is_cut
         for index, schedule in enumerate(_drawn(request, target.setups, trees)):
@@ -219,13 +219,13 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
                 return
             if schedule.setup(target.setups).name not in counts.not_started:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
-                yield schedule, schedule
+                yield index, schedule
             elif len(counts.not_started) >= len(setups):
                 return
 
     try:
         _run_known(request, target, starters, counts, messages, end)
-        for schedule, outcome in starters.run_all(drawn()):
+        for _index, schedule, outcome in starters.run_all(drawn()):
             setup = schedule.setup(target.setups).name
             if isinstance(outcome, NotStarted):
                 counts.not_started[setup] = outcome.why
@@ -311,7 +311,7 @@ def _run_known(
     they show is small. Those of an engine say nothing of another one.
     """
 
-    def known() -> Iterator[tuple[tuple[str, str, WantedSchedule], WantedSchedule]]:
+    def known() -> Iterator[tuple[tuple[str, str], WantedSchedule]]:
         for path, stored in replay_file.load_all(request.fixtures):
             if not isinstance(stored, SchedulerReplay) or stored.mutant or stored.signature in counts.hits:
                 continue
@@ -326,9 +326,9 @@ def _run_known(
                 schedule = again(stored, request.hang_seconds)
             except UsageError:  # of another specsim
                 continue
-            yield (path.name, stored.signature, schedule), schedule
+            yield (path.name, stored.signature), schedule
 
-    for (name, signature, schedule), outcome in starters.run_all(known()):
+    for (name, signature), schedule, outcome in starters.run_all(known()):
         if counts.take_known(schedule, outcome, signature, name):
             messages.send(found_message(*finding_of(request, target, counts.hits[signature])))
 
@@ -434,7 +434,7 @@ def _differing(starters: Starters, counts: ScheduleCounts, seconds: float) -> li
         for signature, hit in counts.hits.items()
         if hit.record is not None and hit.is_first
     )
-    for (signature, record), repeated in starters.run_all(repeats):
+    for (signature, record), _schedule, repeated in starters.run_all(repeats):
         if not isinstance(repeated, Ran) or repeated.record.digest != record.digest:
             is_shown = any(violation.signature == signature for violation in violations_of(repeated))
             text = _difference(record, repeated) + ("" if is_shown else "; the finding came in the first run alone")
@@ -583,14 +583,14 @@ def search(request: Request, work: Search, messages: Messages) -> None:
     checked = failed = 0
     shown: dict[str, Any] | None = None
 
-    def drawn() -> Iterator[tuple[tuple[int, WantedSchedule], WantedSchedule]]:
+    def drawn() -> Iterator[tuple[int, WantedSchedule]]:
         for index, schedule in enumerate(_drawn(request, target.setups, (False,))):
             if schedule.setup(target.setups).name not in refused:
                 messages.send(At(subject=SUBJECT, index=index))
-                yield (index, schedule), schedule
+                yield index, schedule
 
     try:
-        for (index, schedule), outcome in starters.run_all(drawn()):
+        for index, schedule, outcome in starters.run_all(drawn()):
             if isinstance(outcome, NotStarted):
                 refused[schedule.setup(target.setups).name] = outcome.why
                 continue
