@@ -149,6 +149,23 @@ def test_launches_are_a_function_of_seed_and_cases_alone_and_numbers_never_repea
     assert others[0].first > some[-1].first + some[-1].count
 
 
+@pytest.mark.parametrize("room", [1, 7, 4096])
+def test_a_launch_that_does_not_fit_into_memory_is_made_in_halves(room: int) -> None:
+    taken = []
+
+    def small(**arguments: Any) -> Any:
+        if len(arguments["candidates"]) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        taken.append(len(arguments["candidates"]))
+        return verify_tree_greedy(**arguments)
+
+    result = check(small, cases=300)
+    assert result.counterexample is None
+    launched = taken[-result.launches :]  # before them two requests tell whether kernels are interpreted
+    assert sum(launched) == result.cases == 300
+    assert max(launched) == result.packed <= room
+
+
 def test_the_distribution_of_verifications_is_wide() -> None:
     subject = subject_of(REFERENCE["verify_tree_greedy"])
     accepted, nodes, cases, seen = 0, 0, 0, []
@@ -214,10 +231,14 @@ MISBEHAVING = """
             time.sleep(0.1)
         return right(candidates, **others)
 
+    def large(candidates, **others):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
     def bonus(predict, accept_index, accept_lens):
         return predict[accept_index.gather(1, (accept_lens - 1).long()[:, None])[:, 0].long()]
 
     wrongly = {{"verify_tree_greedy": wrong}}
+    too_large = {{"verify_tree_greedy": large}}
     dying = {{"verify_tree_greedy": dies, "fill_bonus_tokens": bonus}}
     leaving = {{"verify_tree_greedy": leaves, "fill_bonus_tokens": bonus}}
     hanging = {{"verify_tree_greedy": hangs, "fill_bonus_tokens": bonus}}
@@ -299,6 +320,14 @@ def test_the_part_that_ends_a_process_is_found(what: Callable[..., None], hung: 
     assert found[2] is not None
     assert found[2].hung == hung
     assert text in found[2].text
+
+
+def test_an_operation_of_which_no_case_fits_is_not_run(
+    request_of: Callable[[str], Request], run: Callable[[Request], tuple[Suite, list[Finding]]]
+) -> None:
+    suite, findings = run(request_of("too_large"))
+    assert not findings
+    assert bulk_answers.NO_MEMORY in [entry.why for entry in suite.not_run]
 
 
 def test_what_ends_a_process_in_company_alone_is_blamed_whole() -> None:

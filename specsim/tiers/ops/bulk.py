@@ -92,6 +92,12 @@ class BulkLaunch:
         return torch.arange(self.first, self.first + self.count, dtype=torch.int64, device=device)
 
     @property
+    def halves(self) -> tuple[BulkLaunch, BulkLaunch]:
+        """The same cases in two launches, of one that the device has no memory for."""
+        half = self.count // 2
+        return replace(self, count=half), replace(self, first=self.first + half, count=self.count - half)
+
+    @property
     def poison(self) -> int:
         """Which of the two poisons undefined memory holds: by turns."""
         return self.first // self.count & 1
@@ -157,9 +163,9 @@ def is_wrong(
     op: Op, subject: Subject, case: Case, which: int = 0, on_part: Callable[[str], None] = lambda _part: None
 ) -> Tensor:
     """Whether `subject` breaks a rule on `case`, as a boolean without dimensions on the case's device, which is not
-    waited for; `which` is the poison that undefined memory holds. An exception breaks one too; NotCalledError and
-    UnsupportedError pass through, and DeviceLostError says that the device takes no more work. `on_part` is told what
-    was just done: "expected", "run", "compared".
+    waited for; `which` is the poison that undefined memory holds. An exception breaks one too; NotCalledError,
+    UnsupportedError and torch.OutOfMemoryError pass through, and DeviceLostError says that the device takes no more
+    work. `on_part` is told what was just done: "expected", "run", "compared".
     """
     device = next(iter(case.tensors.values())).device
     with unchecked():
@@ -169,7 +175,7 @@ def is_wrong(
         with _watched(which) as log:
             try:
                 results = subject.run(case.sizes, arguments | given)
-            except (NotCalledError, UnsupportedError):
+            except (NotCalledError, UnsupportedError, torch.OutOfMemoryError):
                 raise
             except WrongResultError:
                 return torch.ones((), dtype=torch.bool, device=device)
@@ -319,11 +325,14 @@ def check_in_bulk(
 ) -> BulkResult:
     """Run `cases` cases in launches that the subject accepts, until `deadline` (of time.monotonic) or one is wrong;
     that one is narrowed down and shrunk. `on_launch(cases so far, launch)` is called before each launch, `on_attempt()`
-    before each run that looks for less.
+    before each run that looks for less. What a device has no memory for is launched in halves. Raises
+    torch.OutOfMemoryError where it has none for one case.
     """
     result = BulkResult()
     place = place_of(op, subject, device, seed)
-    for launch in launches(op, subject, place, seed, cases):
+    parts: list[BulkLaunch] = []
+    whole = launches(op, subject, place, seed, cases)
+    while launch := parts.pop() if parts else next(whole, None):
         if result.launches and time.monotonic() > deadline:
             result.cut_short = True
             break
@@ -331,6 +340,11 @@ def check_in_bulk(
         try:
             wrong = is_wrong_now(op, subject, launch.shape, launch.numbers(device), launch.poison)
         except NotCalledError:
+            continue
+        except torch.OutOfMemoryError:
+            if launch.count == 1:
+                raise
+            parts += launch.halves[::-1]
             continue
         result.cases += launch.count
         result.launches += 1

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from specsim.isolation.messages import Messages
     from specsim.tiers.ops.bulk import BulkLaunch
 
+NO_MEMORY = "the device has no memory for one of its cases"
 DEVICE_START_SECONDS = 60.0  # a fork starts the device and compiles kernels
 
 
 def check(request: Request, work: CheckWork, messages: Messages) -> None:
     """Check every subject that the request does not skip, in launches of thousands of cases."""
     device = choose_device(request.device)
+    import torch
+
     from specsim.contracts.registry import OPS
     from specsim.interpreter.lockstep.errors import UnsupportedError
     from specsim.tiers.ops.bulk import check_in_bulk
@@ -61,6 +64,9 @@ def check(request: Request, work: CheckWork, messages: Messages) -> None:
                 )
             except UnsupportedError as error:
                 send_done(messages, subject, 0, error.problem)
+                continue
+            except torch.OutOfMemoryError:
+                send_done(messages, subject, 0, NO_MEMORY)
                 continue
             if result.counterexample:
                 failed.add(subject.name)
