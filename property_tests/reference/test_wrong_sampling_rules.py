@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from property_tests import naive
+from specsim.choices.chooser import seeded
 from specsim.contracts.drafts import EAGER, SKEWED, TOY, Drafted
 from specsim.contracts.enumeration import (
     Proposal,
@@ -423,6 +424,20 @@ def test_the_uniform_draws_of_another_row_tell_by_both_requests_together() -> No
             alone[tokens[which]] = alone.get(tokens[which], F(0)) + probability
         assert alone == dict(enumerate(P))
     assert total_variation(dist, product) == 2 * Q[0] ** 2 * ACCEPT * (1 - ACCEPT) == F(15, 128)
+
+
+@pytest.mark.parametrize("last_digits", [2**-22, -(2**-22)])
+def test_no_case_of_a_block_hangs_on_the_last_digits_of_a_division(last_digits: float) -> None:
+    """A GPU divides by anything but a power of two with an error of up to two of them, unless it is told not to."""
+    divisor = "(mass + 1 - inner)"
+    error = f"(1 + {last_digits} * (torch.frexp{divisor}.mantissa != 0.5))"
+    op, verify = BY_NAME[BLOCK], patched("chain_blocks", f"mass / {divisor}", f"mass / {divisor} * {error}", BLOCK)
+    for index in range(12):
+        shape = op.cases.draw_shape(seeded(0, "division", index))
+        case = op.cases.make(torch.arange(4000), shape)
+        expected = op.expected(case)
+        results = verify(**case.tensors)._asdict()
+        assert not any(bool(wrong.any()) for wrong in op.wrong(case, expected, results).values()), shape
 
 
 def test_a_patch_that_does_not_fit_once_is_refused() -> None:

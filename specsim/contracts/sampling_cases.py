@@ -113,6 +113,11 @@ def _has_few_digits(value: Tensor) -> Tensor:
     return (value * FEW_DIGITS).floor() == value * FEW_DIGITS
 
 
+def _is_power_of_two(value: Tensor) -> Tensor:
+    """By others a GPU may divide with an error in the last digits, also where the quotient has few."""
+    return torch.frexp(value).mantissa == 0.5
+
+
 def _place_coins(low: Tensor, high: Tensor, position: Tensor, exact: Tensor | bool = True) -> Tensor:
     """Float32 uniform draws in `[low, high)`; `exact` says where an implementation can know both ends exactly."""
     edge = torch.where(position == BEFORE_HIGH_EDGE, high, low)
@@ -438,14 +443,15 @@ def make_verify_chain_block(draws: Draws, shape: Sizes) -> Case:
     for i in range(1, num_steps + 1):
         reach = (reach * chains.p[:, i - 1] / chains.q[:, i - 1]).clamp(max=1)
         exact = exact & _has_few_digits(reach)
-        height, rest = reach, chains.target[:, i]
+        height, rest, divisor = reach, chains.target[:, i], torch.ones_like(reach)
         if i < num_steps:
             rest = (reach[:, None] * rest - chains.draft[:, i]).clamp(min=0)
             mass = _total(rest)
             inner = (reach > 0) & (reach < 1)
-            height = torch.where(inner, mass / torch.where(inner, mass + 1 - reach, 1.0), reach)
+            divisor = torch.where(inner, mass + 1 - reach, 1.0)
+            height = torch.where(inner, mass / divisor, reach)
         accepts = _accepts(height, (chains.depth == i) | ((chains.depth > i) & heads[:, i - 1]))
-        coins[:, i - 1] = _cell_coins(height, accepts, position[:, i - 1], exact)
+        coins[:, i - 1] = _cell_coins(height, accepts, position[:, i - 1], exact & _is_power_of_two(divisor))
         left = torch.where(accepts[:, None], rest, left)
         left_exact = torch.where(accepts, exact, left_exact)
     return _chain_case(draws, shape, chains, coins, _final_coins(draws, left, left_exact))
